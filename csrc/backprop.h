@@ -1,0 +1,236 @@
+// Gradients of one chunk from its record: those of the real-valued step at the quantised values,
+// rounding passed straight through.
+//
+// Included once per CPU tier, inside namespace revrnn::REVRNN_TIER.
+
+// d sigmoid / d pre-activation, and the same for a forget gate z = a + (1 - a) s.
+static inline F sigmoid_slope(F s) { return mul(s, sub(set1(1.0f), s)); }
+
+class Backstep {
+ public:
+  Backstep(const BackpropChunk& chunk, const Packed& packed, Deal deal)
+      : c_(chunk), s_(chunk.shape), w_(packed), deal_(deal), forget_{s_.floor, s_.z_min} {}
+
+  void run() {
+    for (int64_t t = c_.steps - 1; t >= 0; --t) {
+      const int64_t rows = deal_.share(c_.active[t]);
+      if (rows == 0) continue;
+      if (c_.d_out) add_output_gradient(t, rows);
+      for (int group = 1; group >= 0; --group) {
+        if (s_.cell == Cell::kGru) {
+          gru(t, rows, group);
+        } else {
+          lstm(t, rows, group);
+        }
+      }
+    }
+  }
+
+ private:
+  int64_t packed_row(int64_t t, int64_t n) const { return c_.offsets[t] + deal_.row(n); }
+  float* gate_row(int64_t t, int64_t n, int group) const {
+    return c_.gates + packed_row(t, n) * s_.gate_columns() + group * s_.gates() * s_.group();
+  }
+  float* gradient(int which, int64_t n) const {
+    return c_.d_state + (which * c_.batch + deal_.row(n)) * s_.hidden;
+  }
+  const float* old(int which, int64_t t, int64_t n) const {
+    return c_.old + (packed_row(t, n) * s_.states() + which) * s_.hidden;
+  }
+  // h of the other group, as the gates of `group` saw it.
+  const float* other(int64_t t, int64_t n, int group) const {
+    return group == 0 ? old(0, t, n) + s_.group() : c_.mid + packed_row(t, n) * s_.group();
+  }
+  const float* extra(int64_t t, int64_t n, int group) const {
+    return c_.extra + packed_row(t, n) * s_.hidden + group * s_.group();
+  }
+
+  void add_output_gradient(int64_t t, int64_t rows) const {
+    for (int64_t n = 0; n < rows; ++n) {
+      const float* d_out = c_.d_out + packed_row(t, n) * c_.d_out_stride;
+      float* dh = gradient(0, n);
+      for (int64_t i = 0; i < c_.d_out_units; i += kWidth) {
+        const int left = static_cast<int>(c_.d_out_units - i);
+        store_first(dh + i, add(load_first(dh + i, left), load_first(d_out + i, left)), left);
+      }
+    }
+  }
+
+  // h' = z h + (1 - z) g:
+  //   dg = (1 - z) dh'    dz = (h - g) dh'    dh = z dh'
+  //   d(r h_other) = U^T dg~    dr = h_other d(r h_other)    dh_other += r d(r h_other) + W^T [dz~, dr~]
+  // where a tilde marks the gradient of a pre-activation.
+  void gru(int64_t t, int64_t rows, int group) const {
+    const int64_t d = s_.group();
+    const F keep = set1(1.0f - s_.floor), one = set1(1.0f);
+    for (int64_t n = 0; n < rows; ++n) {
+      float* gate = gate_row(t, n, group);
+      float* dh = gradient(0, n) + group * d;
+      const float* h = old(0, t, n) + group * d;
+      for (int64_t i = 0; i < d; i += kWidth) {
+        const int left = static_cast<int>(d - i);
+        const F s = load_first(gate + i, left), g = load_first(gate + 2 * d + i, left);
+        const F z = forget_value(quantise(s, forget_)), dn = load_first(dh + i, left);
+        const F dz = mul(dn, sub(load_first(h + i, left), g));
+        const F dg = mul(dn, sub(one, z));
+        store_first(gate + i, mul(mul(dz, keep), sigmoid_slope(s)), left);
+        store_first(gate + 2 * d + i, mul(dg, sub(one, mul(g, g))), left);
+        store_first(dh + i, mul(dn, z), left);
+      }
+    }
+    const int64_t gate_stride = deal_.threads * s_.gate_columns();
+    float* d_reset = c_.scratch + deal_.row(0) * row_scratch(s_);
+    const int64_t reset_stride = deal_.threads * row_scratch(s_);
+    gemm(rows, gate_row(t, 0, group) + 2 * d, gate_stride, d, w_.candidate_t[group], d, d_reset,
+         reset_stride, nullptr, Start::kZero);
+    float* d_other = gradient(0, 0) + (1 - group) * d;
+    for (int64_t n = 0; n < rows; ++n) {
+      float* r = gate_row(t, n, group) + d;
+      const float* h_other = other(t, n, group);
+      const float* drh = d_reset + n * reset_stride;
+      float* dho = gradient(0, n) + (1 - group) * d;
+      for (int64_t i = 0; i < d; i += kWidth) {
+        const int left = static_cast<int>(d - i);
+        const F rv = load_first(r + i, left), dv = load_first(drh + i, left);
+        const F dr = mul(dv, load_first(h_other + i, left));
+        store_first(dho + i, fma(dv, rv, load_first(dho + i, left)), left);
+        store_first(r + i, mul(dr, sigmoid_slope(rv)), left);
+      }
+    }
+    gemm(rows, gate_row(t, 0, group), gate_stride, 2 * d, w_.hh_t[group], d, d_other,
+         deal_.threads * s_.hidden, nullptr, Start::kTarget);
+  }
+
+  // h' = p h + o tanh(c'),  c' = f c + i g:
+  //   dp = h dh'    do = tanh(c') dh'    dh = p dh'    dc' += o (1 - tanh(c')^2) dh'
+  //   df = c dc'    di = g dc'    dg = i dc'    dc = f dc'    dh_other += W^T [df~, di~, do~, dp~, dg~]
+  void lstm(int64_t t, int64_t rows, int group) const {
+    const int64_t d = s_.group();
+    const F keep = set1(1.0f - s_.floor), one = set1(1.0f);
+    for (int64_t n = 0; n < rows; ++n) {
+      float* gate = gate_row(t, n, group);
+      float* dh = gradient(0, n) + group * d;
+      float* dc = gradient(1, n) + group * d;
+      const float* h = old(0, t, n) + group * d;
+      const float* c = old(1, t, n) + group * d;
+      const float* tanh_c = extra(t, n, group);
+      for (int64_t j = 0; j < d; j += kWidth) {
+        const int left = static_cast<int>(d - j);
+        const F f = load_first(gate + j, left), i = load_first(gate + d + j, left);
+        const F o = load_first(gate + 2 * d + j, left), p = load_first(gate + 3 * d + j, left);
+        const F g = load_first(gate + 4 * d + j, left), tc = load_first(tanh_c + j, left);
+        const F dn = load_first(dh + j, left);
+        const F dcn = fma(mul(dn, o), sub(one, mul(tc, tc)), load_first(dc + j, left));
+        const F dp = mul(dn, load_first(h + j, left)), df = mul(dcn, load_first(c + j, left));
+        store_first(gate + j, mul(mul(df, keep), sigmoid_slope(f)), left);
+        store_first(gate + d + j, mul(mul(dcn, g), sigmoid_slope(i)), left);
+        store_first(gate + 2 * d + j, mul(mul(dn, tc), sigmoid_slope(o)), left);
+        store_first(gate + 3 * d + j, mul(mul(dp, keep), sigmoid_slope(p)), left);
+        store_first(gate + 4 * d + j, mul(mul(dcn, i), sub(one, mul(g, g))), left);
+        store_first(dh + j, mul(dn, forget_value(quantise(p, forget_))), left);
+        store_first(dc + j, mul(dcn, forget_value(quantise(f, forget_))), left);
+      }
+    }
+    gemm(rows, gate_row(t, 0, group), deal_.threads * s_.gate_columns(), 5 * d, w_.hh_t[group], d,
+         gradient(0, 0) + (1 - group) * d, deal_.threads * s_.hidden, nullptr, Start::kTarget);
+  }
+
+  const BackpropChunk& c_;
+  const Shape& s_;
+  const Packed& w_;
+  const Deal deal_;
+  const Forget forget_;
+};
+
+// One weight gradient: rows first .. first+count of a weight matrix += D^T A over the packed rows.
+struct OuterJob {
+  int64_t first, count;  // gate columns
+  const float* a;        // (R, width)
+  int64_t a_stride, width;
+  float* to;             // (G*H, width)
+  float* sums;           // (G*H): += the sums of D over the packed rows, or null
+};
+
+// The gradients of input and weights, as one list of tasks: first the rows of d_x, then blocks of
+// gate columns of each weight. Nothing depends on which thread takes which.
+class ChunkGradients {
+ public:
+  ChunkGradients(const BackpropChunk& chunk, const Packed& packed) : c_(chunk), w_(packed) {
+    const Shape& s = c_.shape;
+    const int64_t d = s.group(), h = s.hidden;
+    first_task_[0] = c_.d_x ? even_tasks(c_.rows, kRowsPerTask, c_.threads) : 0;
+    if (c_.d_ih) add({0, s.gate_columns(), c_.x, s.inputs, s.inputs, c_.d_ih, c_.d_bias});
+    if (c_.d_bias && !c_.d_ih) add({0, s.gate_columns(), nullptr, 0, 0, nullptr, c_.d_bias});
+    if (!c_.d_hh) return;
+    for (int group = 0; group < 2; ++group) {
+      const float* other = group == 0 ? c_.old + d : c_.mid;
+      const int64_t stride = group == 0 ? s.states() * h : d;
+      const int64_t first = group * s.gates() * d;
+      if (s.cell == Cell::kGru) {
+        add({first, 2 * d, other, stride, d, c_.d_hh, nullptr});
+        add({first + 2 * d, d, c_.extra + group * d, h, d, c_.d_hh, nullptr});
+      } else {
+        add({first, 5 * d, other, stride, d, c_.d_hh, nullptr});
+      }
+    }
+  }
+
+  void run() {
+    // A task of the pool is a thread's whole work here, since each needs a scratch of its own.
+    int64_t next = 0;
+    float* scratch = c_.scratch + c_.batch * row_scratch(c_.shape);
+    parallel_for(c_.threads, c_.threads, [&](int64_t thread) {
+      for (int64_t task; (task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < first_task_[jobs_];) {
+        if (task < first_task_[0]) {
+          input_rows(task);
+        } else {
+          weight_block(task, scratch + thread * kOuterScratch);
+        }
+      }
+    });
+  }
+
+ private:
+  void add(const OuterJob& job) {
+    job_[jobs_] = job;
+    first_task_[jobs_ + 1] = first_task_[jobs_] + blocks(job);
+    ++jobs_;
+  }
+  static int64_t blocks(const OuterJob& job) {
+    return (job.count + kOuterColumns - 1) / kOuterColumns;
+  }
+
+  // d_x <- D W_ih
+  void input_rows(int64_t task) const {
+    const int64_t columns = c_.shape.gate_columns(), inputs = c_.shape.inputs;
+    const Part rows = part(c_.rows, first_task_[0], task);
+    gemm(rows.last - rows.first, c_.gates + rows.first * columns, columns, columns, w_.ih_t, inputs,
+         c_.d_x + rows.first * inputs, inputs, nullptr, Start::kZero);
+  }
+
+  void weight_block(int64_t task, float* scratch) const {
+    int j = 0;
+    while (task >= first_task_[j + 1]) ++j;
+    const OuterJob& job = job_[j];
+    const Part columns = part(job.count, blocks(job), task - first_task_[j]);
+    const int64_t at = job.first + columns.first;
+    accumulate_outer(columns.last - columns.first, job.width, c_.rows, c_.gates + at,
+                     c_.shape.gate_columns(), job.a, job.a_stride, job.to + at * job.width,
+                     job.width, job.sums ? job.sums + at : nullptr, scratch);
+  }
+
+  const BackpropChunk& c_;
+  const Packed& w_;
+  OuterJob job_[5];
+  int jobs_ = 0;
+  int64_t first_task_[6];  // of each job; before the first of them, the tasks of d_x
+};
+
+static void backprop(const BackpropChunk& c) {
+  const Packed packed = packed_layout(c.shape, true, c.packed);
+  const int threads = static_cast<int>(lesser(c.threads, c.batch));
+  parallel_for(threads, c.threads, [&](int64_t i) {
+    Backstep(c, packed, Deal{static_cast<int>(i), threads}).run();
+  });
+  ChunkGradients(c, packed).run();
+}

@@ -1,0 +1,320 @@
+// One chunk of one layer: forward, reverse, backprop. Batch rows are dealt to threads like cards
+// (row p, p + P, ... to thread p), so that sequences of unequal length share out evenly; a thread
+// takes its rows through all steps of the chunk and meets no barrier.
+//
+// Included once per CPU tier, inside namespace revrnn::REVRNN_TIER.
+
+static int64_t packed_floats(const Shape& s, bool backward) {
+  return packed_layout(s, backward, nullptr).floats;
+}
+
+static void pack(const Shape& s, const Weights& w, bool backward, float* base, int threads) {
+  const Packed p = packed_layout(s, backward, base);
+  const int64_t d = s.group(), columns = s.gate_columns(), main = (s.gates() - 1) * d;
+  struct Job {
+    const float* from;
+    bool transposed;  // `from` is (columns x depth), else (depth x columns)
+    int64_t depth, columns;
+    const float* to;
+  };
+  Job jobs[10];
+  int count = 0;
+  jobs[count++] = {w.ih, true, s.inputs, columns, p.ih};
+  if (backward) jobs[count++] = {w.ih, false, columns, s.inputs, p.ih_t};
+  for (int i = 0; i < 2; ++i) {
+    const float* group = w.hh + i * s.gates() * d * d;
+    const int64_t first = s.cell == Cell::kGru ? main : s.gates() * d;
+    jobs[count++] = {group, true, d, first, p.hh[i]};
+    if (backward) jobs[count++] = {group, false, first, d, p.hh_t[i]};
+    if (s.cell != Cell::kGru) continue;
+    const float* candidate = group + main * d;
+    jobs[count++] = {candidate, true, d, d, p.candidate[i]};
+    if (backward) jobs[count++] = {candidate, false, d, d, p.candidate_t[i]};
+  }
+  constexpr int64_t kPanelsPerTask = 4;
+  int64_t first_task[11] = {0};
+  for (int j = 0; j < count; ++j) {
+    first_task[j + 1] =
+        first_task[j] + (panels(jobs[j].columns) + kPanelsPerTask - 1) / kPanelsPerTask;
+  }
+  parallel_for(first_task[count], threads, [&](int64_t task) {
+    int j = 0;
+    while (task >= first_task[j + 1]) ++j;
+    const Job& job = jobs[j];
+    const int64_t first = (task - first_task[j]) * kPanelsPerTask;
+    const int64_t last = lesser(first + kPanelsPerTask, panels(job.columns));
+    float* to = const_cast<float*>(job.to);
+    if (job.transposed) {
+      pack_transposed(job.from, job.depth, job.columns, job.depth, to, first, last);
+    } else {
+      pack_rows(job.from, job.depth, job.columns, job.columns, to, first, last);
+    }
+  });
+  float* bias = const_cast<float*>(p.bias);
+  for (int64_t c = 0; c < panels(columns) * kPanel; ++c) {
+    bias[c] = w.bias && c < columns ? w.bias[c] : 0.0f;
+  }
+}
+
+// Per batch row: h as floats (H), then one vector for each group's reset or tanh(c) (H), then the
+// backward pass's gradient of r * h_other (D). Plus one scratch of accumulate_outer a thread.
+static int64_t row_scratch(const Shape& s) { return 2 * s.hidden + s.group(); }
+
+static int64_t scratch_floats(const Shape& s, int64_t batch, int threads) {
+  return batch * row_scratch(s) + threads * kOuterScratch;
+}
+
+// Items first .. last-1 of a loop that is cut into equal tasks.
+struct Part {
+  int64_t first, last;
+};
+static Part part(int64_t items, int64_t tasks, int64_t task) {
+  return {items * task / tasks, items * (task + 1) / tasks};
+}
+// How many tasks of at most `most` items: the same number for every thread.
+static int64_t even_tasks(int64_t items, int64_t most, int64_t threads) {
+  return threads * ((items + threads * most - 1) / (threads * most));
+}
+constexpr int64_t kRowsPerTask = 192;
+
+// gates <- x W_ih^T + bias for every packed row of the chunk.
+static void project(const Chunk& c, const Packed& w) {
+  const int64_t columns = c.shape.gate_columns(), inputs = c.shape.inputs;
+  const int64_t tasks = even_tasks(c.rows, kRowsPerTask, c.threads);
+  parallel_for(tasks, c.threads, [&](int64_t task) {
+    const Part rows = part(c.rows, tasks, task);
+    gemm(rows.last - rows.first, c.x + rows.first * inputs, inputs, inputs, w.ih, columns,
+         c.gates + rows.first * columns, columns, w.bias, Start::kBias);
+  });
+}
+
+// What one thread of `threads` works with: its batch rows are thread, thread + threads, ...
+struct Deal {
+  int thread, threads;
+  // How many of the first `active` batch rows are this thread's.
+  int64_t share(int64_t active) const {
+    return active > thread ? (active - thread - 1) / threads + 1 : 0;
+  }
+  int64_t row(int64_t n) const { return thread + n * threads; }
+};
+
+// One thread's view of the recurrence in a chunk.
+class Walk {
+ public:
+  Walk(const Chunk& chunk, const Packed& packed, Deal deal)
+      : c_(chunk), s_(chunk.shape), w_(packed), deal_(deal), forget_{s_.floor, s_.z_min} {}
+
+  Status forward() {
+    load_values();
+    for (int64_t t = 0; t < c_.steps; ++t) {
+      const int64_t rows = deal_.share(c_.active[t]);
+      if (rows == 0) continue;
+      if (c_.old) keep_old(t, rows);
+      for (int group = 0; group < 2; ++group) {
+        if (!gates(t, rows, group)) return status_;
+        for (int64_t n = 0; n < rows; ++n) {
+          if (!advance(t, n, group)) return failed(Fault::kOverflow, t, n);
+        }
+        if (c_.mid && group == 0) keep_mid(t, rows);
+      }
+      if (c_.out) put_out(t, rows);
+    }
+    return status_;
+  }
+
+  Status reverse() {
+    load_values();
+    for (int64_t t = c_.steps - 1; t >= 0; --t) {
+      const int64_t rows = deal_.share(c_.active[t]);
+      if (rows == 0) continue;
+      if (c_.out) put_out(t, rows);
+      keep_mid(t, rows);
+      for (int group = 1; group >= 0; --group) {
+        if (!gates(t, rows, group)) return status_;
+        for (int64_t n = 0; n < rows; ++n) {
+          if (!rewind(t, n, group)) return failed(Fault::kReversal, t, n);
+        }
+      }
+      keep_old(t, rows);
+    }
+    return status_;
+  }
+
+ private:
+  int64_t packed_row(int64_t t, int64_t n) const { return c_.offsets[t] + deal_.row(n); }
+  float* value(int64_t n) const { return c_.scratch + deal_.row(n) * row_scratch(s_); }
+  int32_t* state(int which, int64_t n) const {
+    return c_.state + (which * c_.batch + deal_.row(n)) * s_.hidden;
+  }
+  float* gate_row(int64_t t, int64_t n, int group) const {
+    return c_.gates + packed_row(t, n) * s_.gate_columns() + group * s_.gates() * s_.group();
+  }
+  // r * h_other or tanh(c): in the record when there is one.
+  float* extra(int64_t t, int64_t n, int group) const {
+    float* row = c_.extra ? c_.extra + packed_row(t, n) * s_.hidden : value(n) + s_.hidden;
+    return row + group * s_.group();
+  }
+  int64_t extra_stride() const {
+    return deal_.threads * (c_.extra ? s_.hidden : row_scratch(s_));
+  }
+
+  Status failed(Fault fault, int64_t t, int64_t n) {
+    return status_ = {fault, t, deal_.row(n)};
+  }
+
+  void load_values() {
+    const int64_t rows = deal_.share(c_.batch);
+    for (int64_t n = 0; n < rows; ++n) to_values(state(0, n), value(n));
+  }
+  void to_values(const int32_t* fixed, float* to) const {
+    for (int64_t i = 0; i < s_.hidden; i += kWidth) {
+      const int left = static_cast<int>(s_.hidden - i);
+      store_first(to + i, state_value(loadi_first(fixed + i, left)), left);
+    }
+  }
+
+  void keep_old(int64_t t, int64_t rows) const {
+    for (int64_t n = 0; n < rows; ++n) {
+      float* old = c_.old + packed_row(t, n) * s_.states() * s_.hidden;
+      copy_row(old, value(n), s_.hidden);
+      if (s_.cell == Cell::kLstm) to_values(state(1, n), old + s_.hidden);
+    }
+  }
+  void keep_mid(int64_t t, int64_t rows) const {
+    for (int64_t n = 0; n < rows; ++n) {
+      copy_row(c_.mid + packed_row(t, n) * s_.group(), value(n), s_.group());
+    }
+  }
+  void put_out(int64_t t, int64_t rows) const {
+    for (int64_t n = 0; n < rows; ++n) {
+      copy_row(c_.out + packed_row(t, n) * c_.out_stride, value(n), c_.out_units);
+    }
+  }
+
+  bool gates(int64_t t, int64_t rows, int group) {
+    const int64_t d = s_.group();
+    const int64_t bad = compute_gates(
+        s_, w_, group, rows, value(0) + (1 - group) * d, deal_.threads * row_scratch(s_),
+        gate_row(t, 0, group), deal_.threads * s_.gate_columns(), extra(t, 0, group),
+        extra_stride());
+    if (bad >= 0) failed(Fault::kNotFinite, t, bad);
+    return bad < 0;
+  }
+
+  // The units of group 1 of h that are stored at every step and skip the tape.
+  int64_t stored_units(int group) const { return group == 0 ? s_.stored : 0; }
+
+  bool advance(int64_t t, int64_t n, int group) {
+    const int64_t d = s_.group(), stored = stored_units(group);
+    const float* g = gate_row(t, n, group);
+    int32_t* h = state(0, n) + group * d;
+    float* h_value = value(n) + group * d;
+    if (c_.stored) {
+      for (int64_t i = 0; i < stored; ++i) c_.stored[packed_row(t, n) * stored + i] = h[i];
+    }
+    RowCoder coder = open(n);
+    IdealBits ideal;
+    IdealBits* count = coder.writing ? &ideal : nullptr;
+    bool good = true;
+    if (s_.cell == Cell::kGru) {
+      good = advance_units(d, stored, g, forget_, KeepCandidate{g + 2 * d}, h, h_value, coder, count);
+    } else {
+      float* tanh_c = extra(t, n, group);
+      int32_t* c = state(1, n) + group * d;
+      good = advance_units(d, 0, g, forget_, Product{g + d, g + 4 * d}, c, tanh_c, coder, count);
+      tanh_row(tanh_c, d);
+      good &= advance_units(d, stored, g + 3 * d, forget_, Product{g + 2 * d, tanh_c}, h, h_value,
+                            coder, count);
+    }
+    close(n, coder);
+    if (count) c_.coder.ideal[deal_.row(n)] += ideal.bits();
+    return good;
+  }
+
+  bool rewind(int64_t t, int64_t n, int group) {
+    const int64_t d = s_.group(), stored = stored_units(group);
+    const float* g = gate_row(t, n, group);
+    int32_t* h = state(0, n) + group * d;
+    float* h_value = value(n) + group * d;
+    const int32_t* before = stored > 0 ? c_.stored + packed_row(t, n) * stored : nullptr;
+    RowCoder coder = open(n);
+    bool good = true;
+    if (s_.cell == Cell::kGru) {
+      good = rewind_units(d, stored, g, forget_, KeepCandidate{g + 2 * d}, before, h, h_value, coder);
+    } else {
+      float* tanh_c = extra(t, n, group);
+      int32_t* c = state(1, n) + group * d;
+      for (int64_t i = 0; i < d; i += kWidth) {
+        const int left = static_cast<int>(d - i);
+        store_first(tanh_c + i, state_value(loadi_first(c + i, left)), left);
+      }
+      tanh_row(tanh_c, d);
+      good = rewind_units(d, stored, g + 3 * d, forget_, Product{g + 2 * d, tanh_c}, before, h,
+                          h_value, coder);
+      // The record's c is read from the state; this buffer only takes the floats nobody needs.
+      float* unused = value(n) + 2 * s_.hidden;
+      good = good && rewind_units(d, 0, g, forget_, Product{g + d, g + 4 * d}, nullptr, c, unused, coder);
+    }
+    close(n, coder);
+    return good;
+  }
+
+  RowCoder open(int64_t n) const {
+    const int64_t row = deal_.row(n);
+    RowCoder coder;
+    for (int p = 0; p < kParts; ++p) {
+      coder.lanes[p] = loadi(c_.coder.lanes + row * kLanes + p * kWidth);
+    }
+    uint8_t* bottom = c_.coder.stack + c_.coder.begin[row];
+    coder.bottom = bottom;
+    coder.top = bottom + c_.coder.fill[row];
+    coder.writing = c_.coder.writing;
+    return coder;
+  }
+  void close(int64_t n, const RowCoder& coder) const {
+    const int64_t row = deal_.row(n);
+    for (int p = 0; p < kParts; ++p) {
+      storei(c_.coder.lanes + row * kLanes + p * kWidth, coder.lanes[p]);
+    }
+    c_.coder.fill[row] = coder.top - coder.bottom;
+  }
+
+  const Chunk& c_;
+  const Shape& s_;
+  const Packed& w_;
+  const Deal deal_;
+  const Forget forget_;
+  Status status_;
+};
+
+template <class Visit>
+static Status walk(const Chunk& c, const Visit& visit) {
+  const Packed packed = packed_layout(c.shape, false, c.packed);
+  project(c, packed);
+  const int threads = static_cast<int>(lesser(c.threads, c.batch));
+  // The earliest fault of all threads, whichever thread meets one first: step, row and fault in one
+  // number, of which the least is kept.
+  uint64_t least = UINT64_MAX;
+  parallel_for(threads, c.threads, [&](int64_t i) {
+    const Status status = visit(Walk(c, packed, Deal{static_cast<int>(i), threads}));
+    if (status.fault == Fault::kNone) return;
+    const uint64_t mine = static_cast<uint64_t>(status.step) << 34 |
+                          static_cast<uint64_t>(status.row) << 2 |
+                          static_cast<uint64_t>(status.fault);
+    uint64_t seen = __atomic_load_n(&least, __ATOMIC_RELAXED);
+    while (mine < seen && !__atomic_compare_exchange_n(&least, &seen, mine, true, __ATOMIC_RELAXED,
+                                                       __ATOMIC_RELAXED)) {
+    }
+  });
+  if (least == UINT64_MAX) return {};
+  return {static_cast<Fault>(least & 3), static_cast<int64_t>(least >> 34),
+          static_cast<int64_t>(least >> 2 & 0xFFFFFFFF)};
+}
+
+static Status forward(const Chunk& c) {
+  return walk(c, [](Walk one) { return one.forward(); });
+}
+
+static Status reverse(const Chunk& c) {
+  return walk(c, [](Walk one) { return one.reverse(); });
+}
