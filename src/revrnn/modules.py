@@ -1,0 +1,462 @@
+"""RevGRU and RevLSTM: drop-ins for ``torch.nn.GRU`` and ``torch.nn.LSTM``, and their cells."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
+
+from revrnn import _checks, kernels
+from revrnn._sequence import InputSequence, float32, output_dtype
+from revrnn.advance import Memory, Stack
+from revrnn.cells import GRU, LSTM, Cell
+from revrnn.chunks import default_chunk_size
+from revrnn.diagnostics import LayerReport, TapeReport
+from revrnn.fixed import ForgetRange
+from revrnn.kernels import Backend, Layer, Weights
+from revrnn.reverse import Plan, Recurrence
+
+TapeName: TypeAlias = Literal["entropy", "paper"]
+Device: TypeAlias = torch.device | str | int | None
+
+
+class _Reversible(nn.Module):
+    """What layers and cells share: sizes and parameters."""
+
+    _cell: ClassVar[Cell]
+
+    _shapes: list[dict[str, tuple[int, ...]]]
+    """Names and shapes of W_ih, W_hh and, unless bias=False, bias: a slot each. A *slot* is a layer
+    and direction, in the order of torch.nn."""
+
+    def __init__(self, input_size: int, hidden_size: int, max_forget_bits: float | None) -> None:
+        super().__init__()
+        self.input_size = _checks.positive("input_size", input_size)
+        self.hidden_size = _checks.even("hidden_size", hidden_size)
+        self.max_forget_bits = _checks.forget_bits(max_forget_bits)
+
+    def _register(
+        self, slots: list[tuple[str, int]], bias: bool, device: Device, dtype: torch.dtype | None
+    ) -> None:
+        """Make the parameters, from the suffix of their names and the input size of every slot."""
+        _checks.flag("bias", bias)
+        _checks.parameter_dtype(dtype)
+        rows, group = self._cell.gates * self.hidden_size, self.hidden_size // 2
+        self._shapes = []
+        for suffix, width in slots:
+            kinds = {"weight_ih": (rows, width), "weight_hh": (rows, group), "bias": (rows,)}
+            names = list(kinds) if bias else list(kinds)[:2]
+            self._shapes.append({name + suffix: kinds[name] for name in names})
+            for name in names:
+                tensor = torch.empty(kinds[name], device=device, dtype=dtype)
+                self.register_parameter(name + suffix, nn.Parameter(tensor))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All weights and biases from ``U(-1/sqrt(H), 1/sqrt(H))``, as torch.nn does."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def _read(self) -> list[list[Tensor]]:
+        """The parameters, a slot each. Once a call: a parametrization computes them every time."""
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            raise RuntimeError(
+                "torch.jit.trace cannot follow a reversible recurrence: it is no torch operator"
+            )
+        found = [[getattr(self, name) for name in shapes] for shapes in self._shapes]
+        for tensors, shapes in zip(found, self._shapes, strict=True):
+            _checks.weights(tensors, shapes, found[0][0].device)
+        return found
+
+    def _layer_of(self, name: str, input_size: int, stored_units: int = 0) -> Layer:
+        forget = ForgetRange.from_bits(self.max_forget_bits)
+        return Layer(self._cell, input_size, self.hidden_size, forget, stored_units, name)
+
+
+@dataclass
+class _Call:
+    """What one call of a module works on."""
+
+    sequence: InputSequence
+    keep: int | None
+    backend: Backend
+    initial: list[Tensor | None]
+    """A slot each: float32 (S, N, H), or None for zeros."""
+    weights: list[list[Tensor]]
+    """A slot each: W_ih, W_hh and, unless bias=False, bias."""
+
+
+class _ReversibleRNN(_Reversible):
+    """What RevGRU and RevLSTM share; the cell makes the difference."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        max_forget_bits: float | None = None,
+        weight_dropout: float = 0.0,
+        reversible: bool = True,
+        tape: TapeName = "entropy",
+        chunk_size: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, max_forget_bits)
+        self.num_layers = _checks.positive("num_layers", num_layers)
+        self.bias = bias
+        self.batch_first = bool(batch_first)
+        self.dropout = _checks.probability("dropout", dropout)
+        self.bidirectional = bool(bidirectional)
+        self.weight_dropout = _checks.probability("weight_dropout", weight_dropout)
+        self.reversible = bool(reversible)
+        self.tape = _checks.one_of("tape", tape, ("entropy", "paper"))
+        self.chunk_size = None if chunk_size is None else _checks.positive("chunk_size", chunk_size)
+        if self.dropout > 0 and self.num_layers == 1:
+            warnings.warn(
+                "dropout is applied between layers, so a non-zero dropout expects num_layers "
+                f"greater than 1, got dropout={dropout} and num_layers=1",
+                stacklevel=2,
+            )
+        self._report: TapeReport | None = None
+        slots = [
+            (f"_l{layer}{end}", self.hidden_size * self._directions if layer else self.input_size)
+            for layer in range(self.num_layers)
+            for end in ("", "_reverse")[: self._directions]
+        ]
+        self._register(slots, bias, device, dtype)
+
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do; here because code written for ``torch.nn`` calls it."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of every layer and direction, as ``torch.nn.GRU.all_weights``."""
+        return [[getattr(self, name) for name in slot] for slot in self._shapes]
+
+    def extra_repr(self) -> str:
+        changed = [
+            f"{name}={getattr(self, name)!r}"
+            for name, argument in inspect.signature(_ReversibleRNN.__init__).parameters.items()
+            if argument.default is not argument.empty
+            and getattr(self, name, argument.default) != argument.default
+        ]
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *changed])
+
+    def tape_report(self) -> TapeReport:
+        """What the last forward pass in training holds for its backward pass, beside the ideal."""
+        if self._report is None:
+            raise RuntimeError(
+                "there is no tape to report on: run a forward pass with gradients enabled first"
+            )
+        return self._report
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A report speaks of a graph that a copy does not have.
+        return {**self.__dict__, "_report": None}
+
+    def _run(
+        self, input: Tensor | PackedSequence, states: Sequence[Tensor] | None, keep: int | None
+    ) -> tuple[Tensor | PackedSequence | None, tuple[Tensor, ...]]:
+        """The output, and the final states, one (slots, N, H) tensor each."""
+        weights = self._read()
+        sequence = InputSequence(input, weights[0][0], self.input_size, self.batch_first)
+        initial = sequence.initial_states(states, len(weights), self.hidden_size)
+        keep = _checks.keep(keep, self.hidden_size)
+        backend = _backend(self.tape, sequence.data.device)
+        call = _Call(sequence, keep, backend, initial, weights)
+        dtype = output_dtype(sequence.source, self._cell, states[0] if states else None)
+        with sequence.rows_explained():
+            out, finals, reports = self._layers(call)
+        if reports:
+            self._report = TapeReport(reports)
+        return sequence.output(out, dtype), sequence.final_states(finals, dtype)
+
+    def _layers(self, call: _Call) -> tuple[Tensor | None, list[Tensor], list[LayerReport]]:
+        """The output (R, directions * k), and the final states (S, N, H) and reports of all slots.
+
+        One direction: all layers are one stack and share their chunks. Two directions: a layer
+        needs the whole output of both directions of the layer below, so each is a stack alone.
+        """
+        every = range(self.num_layers)
+        runs: list[Sequence[int]] = [[layer] for layer in every] if self.bidirectional else [every]
+        x, out = call.sequence.data, None
+        finals: list[Tensor] = []
+        reports: list[LayerReport] = []
+        for run in runs:
+            outputs = []
+            for direction in range(self._directions):
+                out, states, parts = self._stack(call, x, run, direction)
+                finals += states
+                reports += parts
+                outputs.append(out)
+            if self.bidirectional and out is not None:
+                out = torch.cat(cast("list[Tensor]", outputs), dim=1)
+            if run[-1] < self.num_layers - 1:
+                x = cast(Tensor, out)
+                mask = self._mask(call.sequence.batch, x.device)
+                if mask is not None:
+                    x = x * mask[call.sequence.batch_rows()]
+        return out, finals, reports
+
+    def _stack(
+        self, call: _Call, x: Tensor, run: Sequence[int], direction: int
+    ) -> tuple[Tensor | None, list[Tensor], list[LayerReport]]:
+        """Run one direction of the layers of ``run`` over x (R, I)."""
+        slots = [layer * self._directions + direction for layer in run]
+        keep = call.keep if run[-1] == self.num_layers - 1 else None
+        layers, weights = [], []
+        for layer, slot in zip(run, slots, strict=True):
+            stored_units = keep or 0 if layer == run[-1] else 0
+            spec, tensors = self._layer(layer, direction, stored_units, call.weights[slot])
+            layers.append(spec)
+            weights += [tensors.ih, tensors.hh, tensors.bias]
+        initial = [call.initial[slot] for slot in slots]
+        batch, steps = call.sequence.batch, len(call.sequence.batch_sizes)
+        chunk_size = min(self.chunk_size or default_chunk_size(steps, batch), steps)
+        masks = tuple(self._mask(batch, x.device) for _ in run[:-1])
+        stack = Stack(tuple(layers), call.backend, self.tape, chunk_size, direction == 1)
+        units = self.hidden_size if keep is None else keep
+        sizes = call.sequence.batch_sizes
+        return _recur(stack, sizes, x, initial, weights, units, masks, reversible=self.reversible)
+
+    def _layer(
+        self,
+        layer: int,
+        direction: int = 0,
+        stored_units: int = 0,
+        parameters: Sequence[Tensor] | None = None,
+    ) -> tuple[Layer, Weights]:
+        """A slot as a pass needs it, with a new mask of DropConnect. ``parameters`` are what
+        `_read` found for it, None reads them."""
+        slot = layer * self._directions + direction
+        ih, hh, *bias = self._read()[slot] if parameters is None else parameters
+        hh = functional.dropout(hh, self.weight_dropout, self.training)
+        weights = Weights(float32(ih), float32(hh), float32(bias[0]) if bias else None)
+        name = f"layer {layer}" + (" (reverse)" if direction else "")
+        return self._layer_of(name, ih.shape[1], stored_units), weights
+
+    def _mask(self, batch: int, device: torch.device) -> Tensor | None:
+        """Variational dropout above a layer: one mask (N, directions * H) for the sequence."""
+        if not self.training or self.dropout == 0.0:
+            return None
+        width = self._directions * self.hidden_size
+        ones = torch.ones(batch, width, dtype=torch.float32, device=device)
+        return functional.dropout(ones, self.dropout)
+
+
+_ARGUMENTS = """
+    Args:
+        input_size: features of the input, I.
+        hidden_size: units of the state, H; even, since they form two groups.
+        num_layers: layers one above the other.
+        bias: False leaves the biases out.
+        batch_first: input and output are (N, T, *) instead of (T, N, *).
+        dropout: probability of dropout between layers; variational, one mask a sequence.
+        bidirectional: also run from the last step to the first; outputs are concatenated.
+        max_forget_bits: F, at most so many bits are forgotten a unit a step, 0 < F <= 10: forget
+            gates stay above 2**-F. None: no limit.
+        weight_dropout: probability of DropConnect on the hidden-to-hidden matrices; one mask a
+            call.
+        reversible: False stores all states instead of a tape: more memory, less time, the same
+            bits.
+        tape: "entropy", or "paper" for the paper's own buffer, to compare with its figures: slow,
+            on the reference kernels only.
+        chunk_size: time steps worked on at once; None chooses by the batch size.
+        device, dtype: of the parameters; the recurrence itself computes in float32 and fixed point.
+
+    Parameters are ``weight_ih_l{k}`` (G*H, I), ``weight_hh_l{k}`` (G*H, H/2) and ``bias_l{k}``
+    (G*H,), with ``_reverse`` behind for the other direction; rows are group 1's gates, then group
+    2's, in the order {gates}.
+"""
+
+
+class RevGRU(_ReversibleRNN):
+    __doc__ = f"""A GRU that trains without storing its hidden states:
+    ``output, h_n = rnn(input, h_0)``.
+
+    As ``torch.nn.GRU``, plus the keyword arguments below. For each of the two groups of units, the
+    other one being o::
+
+        [z; r] = sigmoid(W [x; h_o]),  g = tanh(U [x; r h_o]),  h <- z h + (1 - z) g
+{_ARGUMENTS.replace("{gates}", "z, r, g (G = 3)")}"""
+
+    _cell = GRU
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        h_0: Tensor | None = None,
+        *,
+        keep: int | None = None,
+    ) -> tuple[Tensor | PackedSequence | None, Tensor]:
+        """``output, h_n``. ``keep=k`` returns (and stores) only the first k units of the top
+        layer's h, of either direction, ``k <= H/2``; 0 returns None for the output."""
+        output, (h_n,) = self._run(input, None if h_0 is None else (h_0,), keep)
+        return output, h_n
+
+
+class RevLSTM(_ReversibleRNN):
+    __doc__ = f"""An LSTM that trains without storing its hidden states:
+    ``output, (h_n, c_n) = rnn(input, (h_0, c_0))``.
+
+    As ``torch.nn.LSTM``, plus the keyword arguments below. For each of the two groups of units, the
+    other one being o::
+
+        [f, i, o, p] = sigmoid(W [x; h_o]),  g = tanh(U [x; h_o])
+        c <- f c + i g,  h <- p h + o tanh(c)
+{_ARGUMENTS.replace("{gates}", "f, i, o, p, g (G = 5)")}"""
+
+    _cell = LSTM
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: tuple[Tensor, Tensor] | None = None,
+        *,
+        keep: int | None = None,
+    ) -> tuple[Tensor | PackedSequence | None, tuple[Tensor, Tensor]]:
+        """``output, (h_n, c_n)``. ``keep=k`` returns (and stores) only the first k units of the top
+        layer's h, of either direction, ``k <= H/2``; 0 returns None for the output."""
+        output, (h_n, c_n) = self._run(input, _checks.pair(hx), keep)
+        return output, (h_n, c_n)
+
+
+class _ReversibleCell(_Reversible):
+    """One step at a time, for decoding; parameters named as in ``torch.nn.GRUCell``."""
+
+    _state_names: ClassVar[tuple[str, ...]] = ("h_0", "c_0")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        max_forget_bits: float | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, max_forget_bits)
+        self._register([("", self.input_size)], bias, device, dtype)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def extra_repr(self) -> str:
+        parts = f"{self.input_size}, {self.hidden_size}"
+        if "bias" not in self._shapes[0]:
+            parts += ", bias=False"
+        if self.max_forget_bits is not None:
+            parts += f", max_forget_bits={self.max_forget_bits!r}"
+        return parts
+
+    def _step(self, input: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+        """The new states, from the input (N, I) or (I,)."""
+        (parameters,) = self._read()
+        first = parameters[0]
+        _checks.input_tensor(input, first, self.input_size, (1, 2))
+        x = float32(input.reshape(-1, self.input_size))  # (N, I)
+        _checks.not_empty(input.shape, 1, len(x))
+        state: Tensor | None = None
+        if states is not None:
+            shape = (*input.shape[:-1], self.hidden_size)
+            _checks.state_tensors(states, shape, first.device, first.dtype, self._state_names)
+            # (S, N, H)
+            state = torch.stack([float32(part).view(len(x), -1) for part in states])
+        weights: list[Tensor | None] = [float32(parameter) for parameter in parameters]
+        layer = self._layer_of(type(self).__name__, self.input_size)
+        stack = Stack((layer,), kernels.choose(x.device), "entropy", chunk_size=1)
+        weights += [None] * (3 - len(weights))
+        # The record of one step is smaller than the bookkeeping of a tape.
+        _, (final,), _ = _recur(
+            stack, torch.tensor([len(x)], device="cpu"), x, [state], weights, reversible=False
+        )
+        dtype = output_dtype(input, self._cell, states[0] if states else None, single_step=True)
+        return tuple(part.to(dtype).view(*input.shape[:-1], -1) for part in final)
+
+
+class RevGRUCell(_ReversibleCell):
+    """One step of a `RevGRU`, as ``torch.nn.GRUCell``: ``h = cell(input, h)``.
+
+    Every step begins a tape of its own, so h agrees with that of a RevGRU in the same state to
+    within 2**-13, not to the last bit. Parameters are ``weight_ih``, ``weight_hh`` and ``bias``,
+    with the shapes and rows of ``RevGRU``'s ``weight_ih_l0`` and so on.
+    """
+
+    _cell = GRU
+    _state_names = ("hx",)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """(N, I) or (I,), and h (N, H) or (H,), to the new h."""
+        (h,) = self._step(input, None if hx is None else (hx,))
+        return h
+
+
+class RevLSTMCell(_ReversibleCell):
+    """One step of a `RevLSTM`, as ``torch.nn.LSTMCell``: ``h, c = cell(input, (h, c))``.
+
+    The lowest bits of h and c are not those of a RevLSTM, see `RevGRUCell`.
+    """
+
+    _cell = LSTM
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(N, I) or (I,), and h and c (N, H) or (H,), to the new h and c."""
+        h, c = self._step(input, _checks.pair(hx))
+        return h, c
+
+
+def _recur(
+    stack: Stack,
+    batch_sizes: Tensor,  # int64 (T,)
+    x: Tensor,  # (R, I)
+    initial: Sequence[Tensor | None],  # (S, N, H) a layer
+    weights: Sequence[Tensor | None],  # W_ih, W_hh and bias a layer
+    out_units: int = 0,  # k
+    masks: tuple[Tensor | None, ...] = (),
+    *,
+    reversible: bool,
+) -> tuple[Tensor | None, list[Tensor], list[LayerReport]]:
+    """The output (R, k) or None, the final states (S, N, H) and the reports, a layer each."""
+    tensors = [x, *initial, *weights]
+    memory = Memory.NOTHING
+    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors):
+        memory = Memory.TAPE if reversible else Memory.STATES
+    plan = Plan(stack, batch_sizes, memory, out_units, masks)
+    out, *finals = Recurrence.apply(plan, *tensors)  # type: ignore[no-untyped-call]
+    return out, finals, plan.reports
+
+
+def _backend(tape: str, device: torch.device) -> Backend:
+    """The kernels for tensors on that device. The paper's tape is known to the reference only."""
+    forced = kernels._forced or os.environ.get(kernels.ENVIRONMENT_VARIABLE)
+    if tape == "paper" and not forced:
+        return kernels.get("reference")
+    backend = kernels.choose(device)
+    if tape == "paper" and backend.name != "reference":
+        raise ValueError(
+            f"tape='paper' needs the reference kernels, got {forced!r} forced by "
+            f"revrnn.kernels.use or {kernels.ENVIRONMENT_VARIABLE}"
+        )
+    return backend
