@@ -1,0 +1,1 @@
+"""Whole experiments on top of the layers: corpora, models, training."""

@@ -1,0 +1,61 @@
+"""Checkpoints: written aside and renamed, so that there is always a whole one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from revrnn.recipes.errors import RecipeError
+
+FORMAT = 1
+"""Raised whenever what a checkpoint holds changes its meaning."""
+
+LAST, BEST = "last.pt", "best.pt"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file by another one at once: whenever this stops, the old or the new is there."""
+    aside = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            # A rename may reach the disk before the data does.
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RecipeError(
+            f"{path} cannot be written: {error.strerror}; what was there before is untouched."
+        ) from error
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Tensors, numbers, strings, and lists, tuples and dicts of them."""
+    data = io.BytesIO()
+    torch.save({"format": FORMAT, **content}, data)
+    write(path, data.getvalue())
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What `save` has written; tensors on the CPU."""
+    if not path.is_file():
+        raise RecipeError(f"{path.parent} is no run folder: it has no {path.name}.")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise RecipeError(f"{path} is no checkpoint, or it is damaged.") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise RecipeError(
+            f"{path} was written by another version of revrnn: it has format {found}, this version "
+            f"reads {FORMAT}."
+        )
+    assert isinstance(content, dict)
+    return content
