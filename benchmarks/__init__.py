@@ -1,0 +1,1 @@
+"""Measurements, a command each: ``python -m benchmarks.layers --help``."""
