@@ -1,6 +1,7 @@
 """Streaming inside DistributedDataParallel: two processes against one with the whole batch."""
 
 import datetime
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from revrnn import RevGRU, RevLSTM, stream
+
+if distributed.is_available():
+    # Before the group exists: its functions would keep it as a default argument, and with it the
+    # group's threads, which now and then abort the process as it ends.
+    import torch.distributed.nn.functional
 
 STEPS, BATCH, WORDS, WIDTH = 17, 4, 11, 6
 
@@ -51,6 +57,11 @@ def train(model: nn.Module, rows: slice) -> None:
     model(x[:, rows], y[:, rows]).backward()
 
 
+def thread_names() -> list[str]:
+    """Of this process, as far as the system tells them."""
+    return [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -65,7 +76,10 @@ def worker(rank: int, folder: str) -> None:
         train(model, slice(2 * rank, 2 * rank + 2))
         result = {name: p.grad for name, p in model.module.named_parameters()}
         torch.save(result, f"{folder}/{gradients}-{rank}.pt")
+        del model
+    gc.collect()
     distributed.destroy_process_group()
+    assert not [name for name in thread_names() if "gloo" in name]
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:

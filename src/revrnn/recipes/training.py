@@ -8,6 +8,7 @@ run that stopped at any step goes on from its checkpoint as if it never had, bit
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import math
@@ -43,6 +44,10 @@ from revrnn.recipes.language_model import (
     paper_report,
     parameter_count,
 )
+
+if distributed.is_available():
+    # Before a process group exists: its functions would keep it as a default argument.
+    import torch.distributed.nn.functional
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 
@@ -316,8 +321,10 @@ def train(arguments: Arguments, resources: Resources) -> Progress:
         corpus = corpora.load(arguments.data)
         return _Run(fabric, arguments, resources, corpus, saved).train()
     finally:
-        # Left to the end of the process, it ends now and then with an abort.
+        # Threads of a group that lives on until the process ends abort it now and then. So that
+        # nothing keeps the group: the model is collected, and see the import above.
         if ours and distributed.is_initialized():
+            gc.collect()
             distributed.destroy_process_group()
 
 
