@@ -30,7 +30,7 @@ help: ## this list
 
 env: $(INSTALL_STAMP) ## set up .venv and build the kernels; again after an edit in csrc/
 
-demo: $(INSTALL_STAMP) ## train a small model and show what it saves
+demo: $(INSTALL_STAMP) ## train a small language model for 1.5 minutes, show what it saves
 	$(BIN)/python examples/demo.py
 
 test: lint ## lint, types, import layers, tests

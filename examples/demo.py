@@ -1,178 +1,163 @@
-"""Train a small RevLSTM and an nn.LSTM side by side, for about a minute, and compare them.
+"""Train a RevLSTM language model for a minute and a half, and show what it holds in memory.
 
-The task needs both remembering and forgetting. A sequence is made of records such as
-
-    [ c a h e . . . ? c a h e . ? c a h e . . . . [ f b b d . . ? f b b d . .
-
-"[" begins a record and four random letters follow. Then each symbol is drawn: usually a ".",
-sometimes a "?", after which the letters come again, sometimes the "[" of the next record, whose
-letters replace the old ones. The letters after a "?" can be predicted only by remembering them,
-and all others are random. So the best possible loss is known, and so is that of the best model
-without a memory.
+The corpus is one that the package generates (src/revrnn/recipes/grammar.py): verbs agree with
+subjects many words before, a tale's name comes back at its end and is worth nothing afterwards. So
+both remembering and forgetting matter, and the best possible perplexity is known.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
-import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from tqdm import tqdm
+from torch import Tensor
 
-import revrnn
+from revrnn import plots
+from revrnn.diagnostics import live_bytes
+from revrnn.recipes import corpora, training
+from revrnn.recipes.errors import RecipeError
+from revrnn.recipes.language_model import LanguageModel
+from revrnn.recipes.presets import preset
 
-LETTERS = 8
-LETTERS_A_RECORD = 4
-BEGIN, WAIT, ASK = LETTERS, LETTERS + 1, LETTERS + 2
-SYMBOLS = LETTERS + 3
-CHANCES = {BEGIN: 0.1, WAIT: 0.75, ASK: 0.15}
+LENGTHS = (70, 700)
+"""Time steps of the segments whose memory is compared: as in training, and ten times as long."""
 
-STEPS, BATCH = 120, 32
-LOSSES_AVERAGED = 20
-
-
-def records(rng: random.Random, length: int) -> tuple[list[int], list[float]]:
-    """The symbols of a sequence, and how likely each was for somebody who knows the rules."""
-    symbols: list[int] = []
-    likely: list[float] = []
-    letters: list[int] = []
-
-    def add(new: list[int], each: float) -> None:
-        symbols.extend(new)
-        likely.extend([each] * len(new))
-
-    while len(symbols) < length:
-        kind = rng.choices(list(CHANCES), list(CHANCES.values()))[0] if letters else BEGIN
-        add([kind], CHANCES[kind] if letters else 1.0)
-        if kind == BEGIN:
-            letters = [rng.randrange(LETTERS) for _ in range(LETTERS_A_RECORD)]
-            add(letters, 1 / LETTERS)
-        elif kind == ASK:
-            add(letters, 1.0)
-    return symbols[:length], likely[:length]
+ROUNDS = 7
+"""Training steps of each model that are timed, in turns."""
 
 
-def make_batch(rng: random.Random) -> tuple[Tensor, float, float]:
-    """Symbols (T+1, N), and the losses of the best model with and without a memory, in bits."""
-    rows = [records(rng, STEPS + 1) for _ in range(BATCH)]
-    symbols = torch.tensor([row for row, _ in rows]).t()
-    likely = torch.tensor([row for _, row in rows]).t()[1:]
-    best = -likely.log2()
-    repeated = (symbols[1:] < LETTERS) & (likely == 1.0)
-    forgetful = best + repeated * math.log2(LETTERS)
-    return symbols, best.mean().item(), forgetful.mean().item()
+def step(model: LanguageModel, words: Tensor) -> None:
+    """A training step on words (T + 1, N), but for the optimiser's part."""
+    loss, _ = model(words[:-1], words[1:])
+    loss.backward()
+    model.zero_grad(set_to_none=True)
 
 
-class Model(nn.Module):
-    """Symbols (T, N) to the logits of the next ones (T, N, SYMBOLS)."""
-
-    def __init__(self, rnn: nn.Module, hidden: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(SYMBOLS, hidden)
-        self.rnn = rnn
-        self.head = nn.Linear(hidden, SYMBOLS)
-
-    def forward(self, symbols: Tensor) -> Tensor:
-        out, _ = self.rnn(self.embedding(symbols))
-        return self.head(out)
+def peak(model: LanguageModel, words: Tensor) -> int:
+    """The most bytes of tensors alive at once in a step, weights not counted."""
+    with live_bytes() as memory:
+        step(model, words)
+    return memory.peak
 
 
-@dataclass
-class Run:
-    """A model in training."""
-
-    model: Model
-    losses: list[float] = field(default_factory=list)  # bits a symbol
-    seconds: list[float] = field(default_factory=list)  # of each step
-
-    def __post_init__(self) -> None:
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
-
-    def step(self, symbols: Tensor) -> None:
-        start = time.perf_counter()
-        logits = self.model(symbols[:-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), symbols[1:].flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.seconds.append(time.perf_counter() - start)
-        self.losses.append(loss.item() / math.log(2))
-
-    @property
-    def loss(self) -> float:
-        return statistics.fmean(self.losses[-LOSSES_AVERAGED:])
-
-    @property
-    def milliseconds(self) -> float:
-        return 1000 * statistics.median(self.seconds)
+def seconds(models: Sequence[LanguageModel], words: Tensor) -> list[float]:
+    """Medians of steps taken in turns."""
+    taken: list[list[float]] = [[] for _ in models]
+    for _ in range(ROUNDS):
+        for model, times in zip(models, taken, strict=True):
+            start = time.perf_counter()
+            step(model, words)
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in taken]
 
 
-def train(seconds: float, hidden: int, seed: int) -> str:
-    """Train for so long; returns the table."""
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    rnn = revrnn.RevLSTM(hidden, hidden, max_forget_bits=3)
-    ours = Run(Model(rnn, hidden))
-    theirs = Run(Model(nn.LSTM(hidden, hidden), hidden))
-    runs = [ours, theirs]
-    best: list[float] = []
-    forgetful: list[float] = []
-    start = time.monotonic()
-    layout = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}"
-    with tqdm(total=seconds, bar_format=layout, desc="training", disable=None) as bar:
-        while (elapsed := time.monotonic() - start) < seconds:
-            symbols, known, without_memory = make_batch(rng)
-            best.append(known)
-            forgetful.append(without_memory)
-            runs.reverse()  # neither always goes first
-            for run in runs:
-                run.step(symbols)
-            bar.n = min(elapsed, seconds)
-            bar.set_postfix_str(f"loss {ours.loss:.3f}, best possible {known:.3f}", refresh=False)
-            bar.refresh()
-        bar.n = seconds
-        bar.set_postfix_str(f"loss {ours.loss:.3f}")
-    tape = rnn.tape_report()
+def compare(ours: LanguageModel, corpus: corpora.Corpus, batch: int) -> list[tuple[str, str]]:
+    """Lines on memory and time of a training step, beside the same model with nn.LSTM."""
+    theirs = LanguageModel(replace(ours.config, model="lstm", max_forget_bits=None)).train()
+    ours.train()
+    table = corpora.columns(corpus.train, batch)  # (T, N)
+    lines = []
+    for length in LENGTHS:
+        words = table[: length + 1]
+        own, other = peak(ours, words), peak(theirs, words)
+        lines += [
+            (f"a training step on {length} x {batch} words, memory", f"{own / 2**20:.1f} MiB"),
+            ("  with nn.LSTM", f"{other / 2**20:.1f} MiB, {other / own:.1f} times as much"),
+        ]
+    own_time, other_time = seconds((ours, theirs), table[: LENGTHS[0] + 1])
+    ratio = f"{own_time / other_time:.2f} times that with nn.LSTM"
+    return [*lines, (f"a training step on {LENGTHS[0]} x {batch} words, time", ratio)]
+
+
+def free_folder(base: Path) -> Path:
+    """The first of base, base-2, base-3, ... that is not there."""
+    others = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([base], others) if not path.exists())
+
+
+def run(minutes: float, seed: int, out: Path) -> str:
+    """Train, measure, draw; returns the table."""
+    arguments = training.Arguments(**preset("demo-revlstm").changes, seed=seed)
+    progress = training.train(arguments, training.Resources(out, max_minutes=minutes))
+    trained = training.load(out)
+    corpus = corpora.load(arguments.data)
+    loss = training.evaluate(trained.model, corpus.valid, arguments.eval_batch, name="valid")
+    best = corpus.entropy["valid"]
+    rows = progress.rows
+    tally = progress.tally
+    if tally.tokens < 2 * arguments.batch * arguments.length and rows:
+        held, ideal, savings = (rows[-1][n] for n in ("tape_bits", "ideal_bits", "savings"))
+    else:
+        held, ideal = tally.held_bits / tally.unit_steps, tally.ideal_bits / tally.unit_steps
+        savings = tally.naive_bits / tally.held_bits
     lines = [
-        ("training steps", f"{len(ours.losses)}"),
-        ("loss, bits a symbol", f"{ours.loss:.3f}"),
-        ("  of nn.LSTM, same data and steps", f"{theirs.loss:.3f}"),
-        ("  at the start", f"{ours.losses[0]:.3f}"),
-        ("  best without a memory", f"{statistics.fmean(forgetful[-LOSSES_AVERAGED:]):.3f}"),
-        ("  best possible", f"{statistics.fmean(best[-LOSSES_AVERAGED:]):.3f}"),
-        ("tape, bits a unit a step", f"{tape.held_bits / tape.unit_steps:.3f}"),
-        ("  ideal", f"{tape.ideal_bits / tape.unit_steps:.3f}"),
-        ("  storing states in 32 bits takes", f"{tape.savings:.1f} times as much"),
-        ("a training step, ms", f"{ours.milliseconds:.1f}"),
-        ("  with nn.LSTM", f"{theirs.milliseconds:.1f}"),
-        ("  ratio", f"{ours.milliseconds / theirs.milliseconds:.2f}"),
+        ("epochs", f"{len(rows)} and {progress.position / 1000:.1f} thousand steps"),
+        ("perplexity, validation text", f"{math.exp(loss):.3f}"),
+        ("  best possible: that of the rules", f"{2**best:.3f}"),
+        ("  of words drawn by frequency alone", f"{unigram(corpus):.1f}"),
+        ("tape, bits a unit a step", f"{held:.3f}"),
+        ("  ideal", f"{ideal:.3f}"),
+        ("  tape / ideal", f"{held / ideal:.3f}"),
+        ("  storing states in 32 bits takes", f"{savings:.1f} times as much"),
+        *compare(trained.model, corpus, arguments.batch),
     ]
     width = max(len(name) for name, _ in lines)
-    title = f"RevLSTM: {hidden} units, {STEPS} steps, batch {BATCH}, forgets at most 3 bits a step"
+    (hidden,) = arguments.sizes()
+    title = (
+        f"RevLSTM language model: {hidden} units, {len(corpus.vocabulary)} words, forgets at most "
+        f"{arguments.max_forget_bits:g} bits a unit a step"
+    )
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in lines)])
+
+
+def unigram(corpus: corpora.Corpus) -> float:
+    """The perplexity of the validation text for a model that knows how frequent each word is."""
+    counts = torch.bincount(corpus.train, minlength=len(corpus.vocabulary)).double()
+    return float((-(counts / counts.sum()).log()[corpus.valid]).mean().exp())
+
+
+def draw(out: Path) -> list[Path]:
+    """The plots of a run, if it has finished an epoch."""
+    try:
+        run = plots.Run.load(out)
+    except ValueError:
+        return []
+    paths = [out / "curves.png", out / "savings.png"]
+    plots.curves([run], paths[0])
+    plots.savings([run], paths[1])
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="to train for (default: 60)")
-    parser.add_argument("--hidden", type=int, default=128, help="units, even (default: 128)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data (default: 0)")
+    parser.add_argument("--minutes", type=float, default=1.5, help="to train for (default: 1.5)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and segments (default: 1)")
+    parser.add_argument(
+        "--out", type=Path, help="run folder (default: runs/demo, or the first free runs/demo-N)"
+    )
     options = parser.parse_args(arguments)
-    if options.seconds <= 0:
-        parser.error("--seconds must be positive")
-    if options.hidden < 2 or options.hidden % 2:
-        parser.error("--hidden must be a positive even number")
-    print(train(options.seconds, options.hidden, options.seed))
+    if not options.minutes > 0:
+        parser.error(f"--minutes must be positive, got {options.minutes:g}")
+    out = options.out or free_folder(Path("runs/demo"))
+    print(f"training for {options.minutes:g} minutes on generated text, into {out}", flush=True)
+    try:
+        print(run(options.minutes, options.seed, out))
+    except RecipeError as error:
+        sys.exit(f"demo: {error}")
+    for path in draw(out):
+        print(f"plot: {path}")
+    print(f"metrics, checkpoints, TensorBoard: {out}")
+    print(f"let it write: revrnn lm generate {out} --prompt 'a tale of <juno>'")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """The examples, and the code in README.md and docs/, at sizes that take seconds."""
 
-import importlib.util
-import math
-import random
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -25,62 +21,40 @@ def code_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
 
 
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "demo", module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_demo_trains_and_ends_with_a_table() -> None:
-    done = run("examples/demo.py", "--seconds", "2", "--hidden", "16", "--seed", "1")
+def test_demo_trains_and_ends_with_a_table_and_plots(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = run("examples/demo.py", "--minutes", "0.02", "--seed", "2", "--out", str(folder))
     assert done.returncode == 0, done.stderr
-    for line in ("loss, bits a symbol", "best possible", "tape, bits a unit a step", "nn.LSTM"):
-        assert line in done.stdout
+    number = r"([\d.]+)"
+    (reached,) = re.findall(f"perplexity, validation text +{number}$", done.stdout, re.M)
+    (best,) = re.findall(f"best possible: .*  {number}$", done.stdout, re.M)
+    (by_frequency,) = re.findall(f"frequency alone +{number}$", done.stdout, re.M)
+    assert float(best) < float(reached)
+    assert float(best) < float(by_frequency)
+    tape = re.findall(f"tape / ideal +{number}$", done.stdout, re.M)
+    assert 1 < float(tape[0]) < 1.03
+    times = re.findall(f"with nn.LSTM .*, {number} times as much$", done.stdout, re.M)
+    assert float(times[0]) > 1.5
+    assert float(times[1]) > 10
+    assert "time " in done.stdout
+    assert str(folder) in done.stdout
+    assert (folder / "last.pt").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--hidden", "7"], ["--hidden", "0"]])
-def test_demo_refuses_what_it_cannot_do(
-    demo: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        demo.main(arguments)
-    assert refusal.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [["--minutes", "0"], ["--minutes", "nan"]])
+def test_demo_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+    done = run("examples/demo.py", *arguments)
+    assert done.returncode == 2
+    assert f"must be positive, got {arguments[1]}" in done.stderr
 
 
-def test_what_follows_a_question_in_the_demo_is_its_record(demo: ModuleType) -> None:
-    symbols, likely = demo.records(random.Random(0), 2000)
-    assert len(symbols) == len(likely) == 2000
-    letters: list[int] = []
-    asked = 0
-    count = demo.LETTERS_A_RECORD
-    for place in range(2000 - count):
-        following = symbols[place + 1 : place + 1 + count]
-        if symbols[place] == demo.BEGIN:
-            letters = following
-            assert likely[place + 1 : place + 1 + count] == [1 / demo.LETTERS] * count
-        elif symbols[place] == demo.ASK:
-            asked += 1
-            assert following == letters
-            assert likely[place + 1 : place + 1 + count] == [1.0] * count
-    assert asked > 10
-
-
-def test_the_demo_knows_its_entropy(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a long sequence it is what the rules say."""
-    monkeypatch.setattr(demo, "STEPS", 5000)
-    _, best, forgetful = demo.make_batch(random.Random(0))
-    count, bits = demo.LETTERS_A_RECORD, math.log2(demo.LETTERS)
-    begin, ask = demo.CHANCES[demo.BEGIN], demo.CHANCES[demo.ASK]
-    drawn = -sum(p * math.log2(p) for p in demo.CHANCES.values())
-    symbols = 1 + count * (begin + ask)  # for each one that is drawn
-    assert best == pytest.approx((drawn + begin * count * bits) / symbols, rel=0.02)
-    assert forgetful == pytest.approx((drawn + (begin + ask) * count * bits) / symbols, rel=0.02)
+def test_demo_overwrites_no_run(tmp_path: Path) -> None:
+    before = tmp_path / "last.pt"
+    before.write_bytes(b"a run")
+    done = run("examples/demo.py", "--minutes", "0.02", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "holds a run already" in done.stderr
+    assert before.read_bytes() == b"a run"
 
 
 def test_drop_in_shows_what_is_kept() -> None:

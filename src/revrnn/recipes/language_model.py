@@ -34,6 +34,12 @@ PAPER_SIZES = {1: (650,), 2: (1150, 650)}
 """The paper's hidden sizes by the number of layers; the embedding has 650 features in both."""
 
 
+FEW_WORDS, ROWS = 2000, 700
+"""With so few words, streaming takes so many rows (time steps times batch) at once: its default is
+for logits that cost memory, and here small chunks only cost time. With 141 words and 128 units, a
+step took 1.3 times that of the same model with nn.LSTM, in chunks of 120 rows 1.8 times."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """What makes a model; the defaults are the paper's."""
@@ -166,12 +172,22 @@ class LanguageModel(nn.Module):
     def forward(self, words: Tensor, targets: Tensor, state: State = None) -> tuple[Tensor, State]:
         if self.config.reversible and self.config.streaming:
             total, state = revrnn.stream(
-                self.layers, words, state, stem=self.stem, head=self.head, targets=targets
+                self.layers,
+                words,
+                state,
+                stem=self.stem,
+                head=self.head,
+                targets=targets,
+                chunk_size=self._chunk_size(words.shape[1]),
             )
         else:
             outputs, state = self.run(self.stem(words), state)
             total = self.head(outputs, targets)
         return total / targets.numel(), state
+
+    def _chunk_size(self, batch: int) -> int | None:
+        """Time steps a chunk; None leaves it to `revrnn.stream`."""
+        return max(1, ROWS // batch) if self.config.words <= FEW_WORDS else None
 
     def run(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
         """The recurrent layers alone, all time steps at once: (T, N, E) -> (T, N, E)."""
