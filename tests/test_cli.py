@@ -187,23 +187,40 @@ def test_unknown_words_in_a_prompt_and_other_texts(
     assert "best.pt is no checkpoint, or it is damaged" in capsys.readouterr().err
 
 
-def test_sigterm_and_resume(data: Path, tmp_path: Path) -> None:
-    """From outside, on a process of its own."""
-    out = tmp_path / "run"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_from_outside_and_resumed(
+    data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """A process of its own is stopped, or killed between two checkpoints; it goes on from the last
+    one, and ends with the weights of a run that was never stopped."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
     command = [sys.executable, "-m", "revrnn.cli", "lm", "train"]
-    options = ["--data", data, "--model", "revlstm", "--out", out, *SMALL, "--epochs", 100000]
+    options = ["--data", data, "--model", "revlstm", *SMALL, "--no-paper-buffer"]
+    often = ["--out", out, "--epochs", 100000, "--checkpoint-minutes", 0.001]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, *map(str, options)], stderr=subprocess.PIPE, text=True, env=environment
+        [*command, *map(str, [*options, *often])],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     deadline = time.monotonic() + 100
-    while not (out / "last.pt").exists() and time.monotonic() < deadline:
+    while not (out / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=100)
-    assert process.returncode == 143
-    last = errors.splitlines()[-1]
-    assert last == "revrnn: stopped by SIGTERM; --resume goes on from the checkpoint"
-    before = training.load(out).progress.epoch
-    revrnn("lm", "train", "--resume", out, "--epochs", before + 5, "--device", "cpu")
-    assert training.checkpoints.load(out / "last.pt")["progress"]["epoch"] == before + 6
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        last = errors.splitlines()[-1]
+        assert last == f"revrnn: stopped by {number.name}; --resume goes on from the checkpoint"
+    stopped = training.checkpoints.load(out / "last.pt")["progress"]
+    epochs = stopped["epoch"] + 1
+    revrnn("lm", "train", "--resume", out, "--epochs", epochs, "--device", "cpu")
+    revrnn("lm", "train", *options, "--out", whole, "--epochs", epochs)
+    found, expected = (training.checkpoints.load(run / "last.pt") for run in (out, whole))
+    assert found["progress"]["step"] == expected["progress"]["step"] > stopped["step"]
+    assert found["progress"]["validations"] == expected["progress"]["validations"]
+    for name, weight in expected["model"].items():
+        assert torch.equal(found["model"][name], weight)
