@@ -154,3 +154,26 @@ def test_layers_refuses_what_it_cannot_do(
         layers.main(arguments)
     assert refusal.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_epochs_of_language_models_in_turns(tmp_path: Path) -> None:
+    table = tmp_path / "epochs.csv"
+    options = ["--data", "demo", "--segments", "2", "--hidden", "8", "--layers", "1"]
+    options += ["--threads", "1", "--csv", str(table)]
+    done = run("benchmarks.language_model", *options)
+    assert done.returncode == 0, done.stderr
+    assert "x torch.nn" in done.stdout
+    with table.open(newline="") as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["revgru", "revlstm", "gru", "lstm"]
+    assert rows["lstm"]["ratio"] == rows["gru"]["ratio"] == "1.0"
+    assert float(rows["revlstm"]["ratio"]) > 0
+    assert float(rows["revlstm"]["savings"]) > 1
+    assert not rows["gru"]["savings"]
+    assert all(row["segments"] == "2" and row["cpu"] and row["date"] for row in rows.values())
+
+
+def test_epochs_need_a_corpus(tmp_path: Path) -> None:
+    done = run("benchmarks.language_model", "--data", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "there is no corpus and no folder" in done.stderr
