@@ -7,7 +7,8 @@ All models of a number of layers train on the same segments of text, one after t
 order, each from its own weights: the presets' sizes, dropout, clipping and SGD. The reversible ones
 are streamed, the others hold all states and logits. Given are the seconds of an epoch (in
 proportion, if not all of it is run), the ratio of the median steps to torch.nn's and, in brackets,
-the quartiles of the ratios within a segment; and what the tape holds. Rows go to results/epochs.csv.
+the quartiles of the ratios within a segment; and what the tape holds. Rows go to
+results/epochs.csv.
 """
 
 from __future__ import annotations
