@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "heap.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -56,6 +57,8 @@ NB_MODULE(_cpu, m) {
   m.def("borrow_openmp", [](Address gomp_parallel) {
     revrnn::borrow_openmp(reinterpret_cast<revrnn::OpenMpParallel>(gomp_parallel));
   });
+
+  m.def("gather_offcuts", &revrnn::gather_offcuts);
 
   nb::class_<Shape>(m, "Shape")
       .def(

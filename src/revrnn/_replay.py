@@ -178,14 +178,17 @@ class Sums:
                 self.add(leaf, gradient)
         return list(found[: len(others)])
 
-    def add(self, tensor: Tensor, gradient: Tensor) -> None:
+    def add(self, tensor: Tensor, gradient: Tensor, *, owned: bool = False) -> None:
+        """``owned``: nobody else has this gradient; it may become the sum."""
         known = self._sums.get(id(tensor))
         if gradient.dtype in (torch.float16, torch.bfloat16):
             gradient = gradient.float()  # there may be thousands of pieces
         if known is None:
             # A copy: what autograd returns may be expanded or shared.
-            dense = not gradient.is_sparse
-            total = gradient.clone(memory_format=torch.contiguous_format) if dense else gradient
+            if owned or gradient.is_sparse:
+                total = gradient
+            else:
+                total = gradient.clone(memory_format=torch.contiguous_format)
         elif known[1].is_sparse:
             sparse = gradient.is_sparse
             total = (known[1] + gradient).coalesce() if sparse else gradient + known[1]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from revrnn import _stream_checks
+from revrnn._heap import gather_offcuts
 from revrnn._replay import Autocast, RandomStates, Sums, leaves, unchanged
 from revrnn._sequence import float32
 from revrnn._stacking import Layers
@@ -25,12 +26,13 @@ from revrnn.kernels import Weights
 from revrnn.reverse import Backward, open_tapes
 from revrnn.tape import LANES
 
-ROWS_PER_CHUNK = 128
-"""Rows (time steps times batch) that the head sees at once by default. Its logits are what a chunk
-costs: with 10,000 words, 256 rows took 2.3 times the memory of 128 and the same time, 64 rows the
-same memory and a quarter more time."""
+ROWS_PER_CHUNK = 64
+"""Rows (time steps times batch) that the head sees at once by default. Its logits, and the fresh
+gradient of its weights that is then added to the sum, are what a chunk costs: with 10,000 words and
+H = 256 the peak of the process was 58 MiB with 64 rows, 72 with 96 and 73 with 128, and the time
+was the same up to noise (what more rows save, the system takes to map memory again)."""
 
-CHUNKS_PER_PIECE = 8
+CHUNKS_PER_PIECE = 16
 """Chunks whose input the stem makes in one go by default. An embedding's gradient is as large as
 the embedding whatever the number of rows: fewer, larger pieces cost less time."""
 
@@ -298,6 +300,7 @@ class Run:
             values = self._run_head(chunk, outputs, context, again=False)
         self._discover(values, [outputs, *context])
         self.values.add(values)
+        gather_offcuts()
 
     def _discover(self, outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """Note which parameters stem and head use: with lazy gradients autograd must know them
@@ -424,6 +427,7 @@ class Run:
                 back.restore(chunk, rows, [layer.pop() for layer in records], out)
             d_out = self._differentiate_head(chunk, out, d_values)
             back.propagate(chunk, d_out, None if d_x is None else piece.rows(chunk, d_x))
+            gather_offcuts()
         if d_x is None:
             return
         gradient = d_x.view(with_history.shape).to(with_history.dtype)
@@ -477,7 +481,7 @@ class Run:
         pairs += zip(self._inputs, d_inputs, strict=True)
         for tensor, gradient in pairs:
             if tensor is not None and gradient is not None and tensor.requires_grad:
-                self._sums.add(tensor, gradient)
+                self._sums.add(tensor, gradient, owned=True)
 
     # -- for the autograd functions ---------------------------------------------------------------
 

@@ -118,7 +118,8 @@ def stream(
 
 class _Deliver(torch.autograd.Function):
     """``apply(value, n, *tensors, *sums)``: the value, whose gradients are known already: for a
-    unit loss, that of each of the n tensors is the sum that belongs to it."""
+    unit loss, that of each of the n tensors is the sum that belongs to it. The sums are nobody
+    else's: the last backward pass scales and delivers them without a copy."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, count: int, *tensors: Tensor) -> Tensor:
@@ -129,8 +130,21 @@ class _Deliver(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        scaled = [total * gradient.to(total.dtype) for total in ctx.saved_tensors]
+        last = not _graph_is_kept()
+        scaled = []
+        for total in ctx.saved_tensors:
+            factor = gradient.to(total.dtype)
+            # A sparse sum over a single chunk is what the user's code returned, and not ours.
+            in_place = last and not total.is_sparse
+            scaled.append(total.mul_(factor) if in_place else total * factor)
         return (None, None, *scaled, *(None for _ in range(ctx.count)))
+
+
+def _graph_is_kept() -> bool:
+    """Whether what the running backward pass has saved may be asked for again. If not, it is freed
+    when the pass returns, and may be changed and given away."""
+    known = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return known is None or bool(known())
 
 
 class _Lazy(torch.autograd.Function):
