@@ -5,7 +5,8 @@
 An embedding, one recurrent layer and a softmax over the vocabulary are trained for a step by every
 method, each in a process of its own: the peak is what the process needed at most during the step
 above what it had before, after a warm-up on 16 time steps, with the allocator as it is: what malloc
-keeps back counts. Prints a table, appends a CSV row a case and draws the plot.
+keeps back counts. With several rounds medians count, and the table shows the range of the peaks.
+Prints a table, appends a CSV row a case and draws the plot.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
                     continue  # logits, their logarithms and their gradient, 4 bytes each
                 found.append(case)
             elif method == "nn.LSTM checkpointed":
-                tried = SEGMENTS if steps < LONG else (64,)
+                tried = options.segments or (SEGMENTS if steps < LONG else (64,))
                 segments = [size for size in tried if size < steps]
                 found += [replace(case, segment=size) for size in segments]
             else:
@@ -84,7 +85,9 @@ def best(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     found: dict[tuple[object, object], dict[str, object]] = {}
     for (method, steps, _), repeats in groups.items():
         row = dict(repeats[0])
-        row["peak"] = statistics.median(int(str(repeat["peak"])) for repeat in repeats)
+        peaks = [int(str(repeat["peak"])) for repeat in repeats]
+        row["peak"] = statistics.median(peaks)
+        row |= {"rounds": len(peaks), "peak_low": min(peaks), "peak_high": max(peaks)}
         row["seconds"] = statistics.median(time for repeat in repeats for time in _times(repeat))
         known = found.get((method, steps))
         if known is None or float(str(row["peak"])) < float(str(known["peak"])):
@@ -112,10 +115,19 @@ def table(rows: Sequence[dict[str, object]]) -> str:
         name = str(row["method"])
         if name == "nn.LSTM checkpointed":
             name += f" every {row['segment']}"
+        low, high = (float(str(row[key])) / MEBIBYTE for key in ("peak_low", "peak_high"))
         lines.append(
-            [str(row["steps"]), name, f"{peak / MEBIBYTE:.0f}", less, f"{seconds:.2f}", slower]
+            [
+                str(row["steps"]),
+                name,
+                f"{peak / MEBIBYTE:.0f}",
+                f"{low:.0f}-{high:.0f}",
+                less,
+                f"{seconds:.2f}",
+                slower,
+            ]
         )
-    header = ["T", "method", "peak MiB", "of nn.LSTM", "s a step", "x nn.LSTM"]
+    header = ["T", "method", "peak MiB", "range", "of nn.LSTM", "s a step", "x nn.LSTM"]
     return markdown(header, lines)
 
 
@@ -125,8 +137,9 @@ def plot(rows: Sequence[dict[str, object]], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, StrMethodFormatter
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.5), layout="constrained")
     for number, method in enumerate(METHODS):
         own = sorted(
             (row for row in rows if row["method"] == method), key=lambda row: int(str(row["steps"]))
@@ -136,24 +149,29 @@ def plot(rows: Sequence[dict[str, object]], path: Path) -> None:
         steps = [int(str(row["steps"])) for row in own]
         style = {
             "marker": "os^Dvx+*"[number],
-            "linestyle": "-" if method.startswith("Rev") else "--",
+            "linestyle": "-" if "streamed" in method else "--",
             "color": f"C{number}",
             "label": method,
         }
         left.plot(steps, [float(str(row["peak"])) / MEBIBYTE for row in own], **style)
         right.plot(steps, [float(str(row["seconds"])) for row in own], **style)
+    lengths = sorted({int(str(row["steps"])) for row in rows})
     for axes, label in ((left, "peak above base, MiB"), (right, "seconds a step")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.xaxis.set_major_locator(FixedLocator([float(steps) for steps in lengths]))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("time steps T")
         axes.set_ylabel(label)
         axes.grid(True, which="major", alpha=0.3)
-    left.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     first = rows[0]
     figure.suptitle(
         f"One training step: N={first['batch']}, H=E={first['hidden']}, V={first['vocabulary']}"
     )
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -179,6 +197,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, metavar="N")
     parser.add_argument("--hidden", type=int, default=256, metavar="H", help="also the embedding")
     parser.add_argument("--vocabulary", type=int, default=10_000, metavar="V")
+    parser.add_argument(
+        "--segments",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="steps a segment of the checkpointed nn.LSTM; the best of these is shown",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--rounds", type=int, default=1, help="fresh processes a case, in turn; medians count"
