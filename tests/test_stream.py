@@ -332,6 +332,35 @@ def test_without_stem_inputs_get_gradients(gradients: str) -> None:
 
 
 @both_gradients
+@pytest.mark.parametrize("with_stem", [True, False])
+def test_inputs_in_any_layout_get_gradients(gradients: str, with_stem: bool) -> None:
+    """Also leaves that are views: slices of those do not say that they require gradients."""
+    rnn = RevLSTM(4, 6)
+    stem = (lambda x: (x.permute(2, 0, 1) * 2).permute(1, 2, 0)) if with_stem else None
+    batch_first = torch.randn(3, 9, 4, requires_grad=True)
+    for leaf, x in (
+        (batch_first, batch_first.transpose(0, 1)),
+        *[
+            (view, view)
+            for view in (
+                torch.randn(3, 9, 4).transpose(0, 1).requires_grad_(),
+                torch.randn(27, 4).view(9, 3, 4).requires_grad_(),
+                torch.randn(1, 3, 4).expand(9, 3, 4).requires_grad_(),
+            )
+        ],
+    ):
+        leaves = [leaf, *rnn.parameters()]
+        output, _ = rnn(stem(x) if stem else x)
+        expected = torch.autograd.grad(output.square().sum(), leaves)
+        for chunk_size in (1, 4, 9, 20, None):
+            loss, _ = revrnn.stream(
+                rnn, x, stem=stem, head=lambda h: h.square().sum(), chunk_size=chunk_size,
+                gradients=gradients,
+            )  # fmt: skip
+            assert_near(torch.autograd.grad(loss, leaves), expected)
+
+
+@both_gradients
 def test_tuples_of_inputs_and_targets(gradients: str) -> None:
     case = make(RevGRU)
     features = torch.randn(STEPS, BATCH, WIDTH, requires_grad=True)
@@ -740,6 +769,48 @@ def test_backward_hooks_and_accumulation(gradients: str) -> None:
 
 
 @both_gradients
+def test_a_graph_used_again_is_right_or_an_error(gradients: str) -> None:
+    """Eager gradients are scaled in place by the last backward pass, and only by that."""
+    case = make(RevGRU)
+    leaves = case.leaves()
+    expected = step(case, case.whole).gradients
+
+    def run() -> Tensor:
+        torch.manual_seed(7)
+        return first(case.stream(chunk_size=6, gradients=gradients)[0])
+
+    loss = run()
+    some = torch.autograd.grad(3 * loss, leaves[:2], retain_graph=True)
+    all_ = torch.autograd.grad(2 * loss, leaves, create_graph=True)
+    rest = torch.autograd.grad(5 * loss, leaves[2:])
+    assert_near(some, [3 * g for g in expected[:2]])
+    assert_near(all_, [2 * g for g in expected])
+    assert_near(rest, [5 * g for g in expected[2:]])
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, leaves[:1])
+    # Hooks that change gradients in place change nothing but what they were given.
+    handles = [leaf.register_hook(lambda g: g.mul_(2)) for leaf in leaves]
+    loss = run()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert_near([leaf.grad for leaf in leaves], [4 * g for g in expected])
+    for handle in handles:
+        handle.remove()
+    # What is saved may be kept elsewhere, and be the same tensor each time.
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> int:
+        kept.append(tensor)
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        loss = run()
+    for factor, retain in ((3, True), (5, False)):
+        found = torch.autograd.grad(factor * loss, leaves, retain_graph=retain)
+        assert_near(found, [factor * g for g in expected])
+
+
+@both_gradients
 @pytest.mark.parametrize("every", [None, 8])
 def test_how_often_stem_and_head_run(gradients: str, every: int | None) -> None:
     case = make(RevGRU)
@@ -1045,6 +1116,17 @@ def test_no_tape_outlives_an_eager_call() -> None:
             assert memory.now <= held + 64
     finally:
         gc.enable()
+
+
+def test_delivery_makes_no_second_copy_of_the_gradients() -> None:
+    case = memory_case(32)
+    with live_bytes() as memory:
+        loss, _ = case.stream()
+        before = memory.now
+        memory.reset_peak()
+        (loss / 7).backward()
+        assert memory.peak - before <= 16
+        assert all(leaf.grad is not None for leaf in case.modules[0].parameters())
 
 
 @pytest.mark.parametrize("every", [None, 7, "auto"])

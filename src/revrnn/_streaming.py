@@ -276,8 +276,13 @@ class Run:
             layers.report(self._reports(run.reports(sealed)))
             self._tapes = [tape.tensors() for tape in sealed]
 
+    def _inputs_of(self, piece: Piece) -> list[Tensor]:
+        """The piece of every input, as leaves. Whether they require gradients only the whole inputs
+        say: a slice taken without gradients enabled may have lost it."""
+        return [piece.of(part).detach().requires_grad_(part.requires_grad) for part in self._inputs]
+
     def _forward_input(self, piece: Piece) -> Tensor:
-        inputs = [_cut_off(piece.of(part)) for part in self._inputs]
+        inputs = self._inputs_of(piece)
         with torch.set_grad_enabled(self._lazy and self.learns):
             x = self._run_stem(piece, inputs, again=False)
         if piece.first == 0:
@@ -399,7 +404,7 @@ class Run:
         stack, masks = self._layers.stack, self._layers.masks
         run = Forward(stack, prepared, part.position, masks, memory)
         for piece in self._pieces(part):
-            inputs = [_cut_off(piece.of(tensor)) for tensor in self._inputs]
+            inputs = self._inputs_of(piece)
             x = self._rows(self._run_stem(piece, inputs, again=True))
             for chunk in piece.chunks():
                 run.advance(chunk, piece.rows(chunk, x), None)
@@ -413,7 +418,7 @@ class Run:
         d_values: Sequence[Tensor | None] | None,
         d_inputs: Sequence[Tensor | None],
     ) -> None:
-        inputs = [_cut_off(piece.of(part)) for part in self._inputs]
+        inputs = self._inputs_of(piece)
         with torch.enable_grad():
             with_history = self._run_stem(piece, inputs, again=True)
         x = self._rows(with_history)
