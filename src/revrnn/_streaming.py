@@ -26,13 +26,13 @@ from revrnn.kernels import Weights
 from revrnn.reverse import Backward, open_tapes
 from revrnn.tape import LANES
 
-ROWS_PER_CHUNK = 64
+ROWS_PER_CHUNK = 96
 """Rows (time steps times batch) that the head sees at once by default. Its logits, and the fresh
-gradient of its weights that is then added to the sum, are what a chunk costs: with 10,000 words and
-H = 256 the peak of the process was 58 MiB with 64 rows, 72 with 96 and 73 with 128, and the time
-was the same up to noise (what more rows save, the system takes to map memory again)."""
+gradient of its weights that is then added to the sum, are what a chunk costs. With 10,000 words and
+H = 256: the peak of the process was 60 to 63 MiB with 64 rows, 48 to 62 with 96 and 66 to 69 with
+128; the CPU time of a step with 64 rows was a tenth more than with 96, with 128 a tenth less."""
 
-CHUNKS_PER_PIECE = 16
+CHUNKS_PER_PIECE = 10
 """Chunks whose input the stem makes in one go by default. An embedding's gradient is as large as
 the embedding whatever the number of rows: fewer, larger pieces cost less time."""
 
@@ -467,6 +467,7 @@ class Run:
         if not pairs:
             return None
         wanted = [index for index, part in enumerate(context) if part.requires_grad]
+        gather_offcuts()  # what the head has freed can hold the like once more
         d_output, *d_context = self._sums.backward(
             [value for value, _ in pairs],
             [gradient for _, gradient in pairs],
