@@ -6,12 +6,14 @@ An embedding, one recurrent layer and a softmax over the vocabulary are trained 
 method, each in a process of its own: the peak is what the process needed at most during the step
 above what it had before, after a warm-up on 16 time steps, with the allocator as it is: what malloc
 keeps back counts. With several rounds medians count, and the table shows the range of the peaks.
-Prints a table, appends a CSV row a case and draws the plot.
+Prints a table, appends a CSV row a case, and draws the plot of all that the CSV file has of these
+sizes.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shlex
 import statistics
@@ -131,6 +133,23 @@ def table(rows: Sequence[dict[str, object]]) -> str:
     return markdown(header, lines)
 
 
+SIZES = ("batch", "hidden", "embedding", "vocabulary", "forget_bits", "threads")
+
+
+def comparable(rows: Sequence[dict[str, object]], path: Path) -> list[dict[str, object]]:
+    """The latest row of every method and length in a CSV file, of those with the sizes of
+    ``rows``: lengths that take long need not be run again for every plot."""
+    with path.open(newline="") as file:
+        read = list(csv.DictReader(file))
+    sizes = [str(rows[0][name]) for name in SIZES]
+    found = {
+        (row["method"], row["steps"]): dict[str, object](row)
+        for row in read
+        if [row[name] for name in SIZES] == sizes
+    }
+    return list(found.values())
+
+
 def plot(rows: Sequence[dict[str, object]], path: Path) -> None:
     """Memory and time against T, both axes logarithmic."""
     import matplotlib
@@ -235,8 +254,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     where = environment()
     append_csv(options.csv, [{**where, **row} for row in found])
     print(f"rows: {options.csv}")
-    if len(options.steps) > 1:
-        plot(found, options.plot)
+    drawn = comparable(found, options.csv)
+    if len({row["steps"] for row in drawn}) > 1:
+        plot(drawn, options.plot)
         print(f"plot: {options.plot}")
     if options.docs:
         shown = shlex.join(["python", "-m", "benchmarks.memory", *(arguments or sys.argv[1:])])
