@@ -27,7 +27,7 @@ from tqdm import tqdm
 import revrnn
 from benchmarks import _measure
 from benchmarks._measure import Times
-from revrnn.recipes import corpora, training
+from revrnn.recipes import corpora, markdown, training
 from revrnn.recipes.corpora import Corpus
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.language_model import LanguageModel, State
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = [part for layers in options.layers for part in run(layers, options, corpus)]
     except RecipeError as error:
         sys.exit(f"benchmarks.language_model: {error}")
-    print(_measure.markdown(HEADER, [result.cells() for result in results]))
+    print(markdown.table(HEADER, [result.cells() for result in results]))
     _measure.append_csv(options.csv, [result.row() for result in results])
 
 

@@ -29,6 +29,7 @@ import revrnn
 from benchmarks import _measure
 from benchmarks._measure import Ratio, Times
 from revrnn.diagnostics import TapeReport
+from revrnn.recipes import markdown
 
 FORGET_BITS = 3
 CSV = _measure.RESULTS / "layers.csv"
@@ -237,7 +238,7 @@ def time_table(results: Sequence[Result]) -> str:
                 f"{FORWARD_TARGETS[result.model.name]:.2f}",
             ]
         )
-    return _measure.markdown(header, rows)
+    return markdown.table(header, rows)
 
 
 def tape_table(results: Sequence[Result]) -> str:
@@ -262,7 +263,7 @@ def tape_table(results: Sequence[Result]) -> str:
                 f"{tape.savings:.1f}",
             ]
         )
-    return _measure.markdown(header, rows)
+    return markdown.table(header, rows)
 
 
 def account_table(results: Sequence[Result]) -> str:
@@ -283,7 +284,7 @@ def account_table(results: Sequence[Result]) -> str:
                 f"{layer.overhead:.4f}",
             ]
         )
-    return _measure.markdown(header, rows)
+    return markdown.table(header, rows)
 
 
 def _spread(ratio: Ratio) -> str:

@@ -30,10 +30,10 @@ from benchmarks._measure import (
     ROOT,
     append_csv,
     environment,
-    markdown,
     rewrite_block,
 )
 from benchmarks._memory_case import MEBIBYTE, METHODS, Case
+from revrnn.recipes import markdown
 
 SEGMENTS = (32, 64, 128, 256)
 """Tried for the checkpointed nn.LSTM; the one with the lowest peak counts."""
@@ -130,7 +130,7 @@ def table(rows: Sequence[dict[str, object]]) -> str:
             ]
         )
     header = ["T", "method", "peak MiB", "range", "of nn.LSTM", "s a step", "x nn.LSTM"]
-    return markdown(header, lines)
+    return markdown.table(header, lines)
 
 
 SIZES = ("batch", "hidden", "embedding", "vocabulary", "forget_bits", "threads")

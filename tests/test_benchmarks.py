@@ -79,12 +79,6 @@ def test_a_block_is_rewritten_and_nothing_else(measure: ModuleType, tmp_path: Pa
         measure.rewrite_block(path, "other", "text")
 
 
-def test_tables_are_aligned(measure: ModuleType) -> None:
-    assert measure.markdown(["a", "name"], [["1.5", "x"], ["10", "long"]]) == (
-        "|   a | name |\n| --: | ---- |\n| 1.5 | x    |\n|  10 | long |"
-    )
-
-
 def test_layers_prints_a_table_and_writes_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     for times in (1, 2):
