@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,8 +14,10 @@ import torch
 import revrnn
 
 
+@cache
 def provenance() -> dict[str, str]:
-    """Date, commit, versions and hardware."""
+    """Date, commit, versions and hardware, when a process first asks: that is the code it runs,
+    whatever is checked out afterwards."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": commit(Path(__file__).resolve().parent),
