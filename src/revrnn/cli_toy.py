@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from revrnn import toy_plots
 from revrnn._options import SETTINGS, with_options
 from revrnn.recipes import checkpoints, toy_results, toy_training
+from revrnn.recipes import growth as growth_recipe
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.provenance import provenance
 from revrnn.recipes.toy_training import PRESETS, Arguments, Resources
@@ -199,6 +201,32 @@ def _numbers(name: str, text: str) -> list[int]:
         raise RecipeError(f"{name} must be numbers with commas between, got {text!r}.") from error
 
 
+@toy.command()
+@with_options((growth_recipe.Arguments, ()))
+def growth(
+    out: Annotated[
+        Path, typer.Option(help="The CSV file; a JSON file and a picture go beside it.")
+    ] = Path("results/toy/growth.csv"),
+    **given: Any,
+) -> None:
+    """Train language models with and without forgetting side by side, and watch their states.
+
+    It ends with a plot of the norms of the states and of the losses. Where a state leaves its
+    range, it begins again at zero. Ctrl-C writes what there is and stops.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    rows = growth_recipe.run(growth_recipe.Arguments(**given), out)
+    for model in growth_recipe.FORGET:
+        own = [row for row in rows if row.model == model]
+        lost = growth_recipe.overflows(rows, model)
+        where = f", the first in segment {lost[0] + 1}" if lost else ""
+        read = [row for row in own if not row.overflow]
+        last = f"; the last loss {read[-1].loss:.2f}, norm {read[-1].norm:.1f}" if read else ""
+        print(f"{model}: {len(own)} segments, {len(lost)} overflows{where}{last}")
+    picture = out.with_suffix(".png")
+    _drawn(toy_plots.growth, rows, picture)
+
+
 # --------------------------------------------------------------------------------- table and plot
 
 
@@ -225,8 +253,12 @@ def plot(
     rows = toy_results.read(results)
     if not rows:
         raise RecipeError(f"{results} has no rows to plot.")
+    _drawn(toy_plots.capacity, rows, out)
+
+
+def _drawn(draw: Callable[[list[Any], Path], None], rows: list[Any], path: Path) -> None:
     try:
-        toy_plots.capacity(rows, out)
+        draw(rows, path)
     except OSError as error:
-        raise RecipeError(f"{out} cannot be written: {error.strerror}.") from error
-    print(out)
+        raise RecipeError(f"{path} cannot be written: {error.strerror}.") from error
+    print(path)

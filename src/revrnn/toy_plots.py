@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from revrnn.recipes.growth import Row
 from revrnn.recipes.toy import TOKENS
 from revrnn.recipes.toy_results import PAPER, Result, bits_a_unit, find
 
@@ -88,6 +89,36 @@ def _tokens(axes: Axes, rows: Sequence[Result]) -> None:
     axes.set_ylabel("tokens repeated rightly")
     axes.legend(fontsize="x-small")
     axes.set_title("repeating with and without forgetting")
+
+
+NAMES = {"nf-revgru": "NF-RevGRU", "revgru": "RevGRU"}
+
+
+def growth(rows: Sequence[Row], path: Path) -> None:
+    """The norm of the state and the loss over training, of models with and without forgetting; a
+    cross where a state left its range."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for index, (model, name) in enumerate(NAMES.items()):
+        own = [row for row in rows if row.model == model]
+        steps = [float(row.step + 1) for row in own]
+        for axes, values in ((left, [row.norm for row in own]), (right, [row.loss for row in own])):
+            # NaN, after an overflow, is a gap in the line: a single value in between needs a dot.
+            axes.plot(steps, values, f"C{index}.-", markersize=3, linewidth=0.8, label=name)
+    lost = [float(row.step + 1) for row in rows if row.overflow]
+    for axes in (left, right):
+        axes.set_yscale("log")
+        if lost:
+            top = [0.98] * len(lost)
+            label = "state left its range"
+            axes.plot(lost, top, "kx", transform=axes.get_xaxis_transform(), ms=4, label=label)
+        axes.set_xlabel("segment")
+        axes.grid(which="major", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel("norm of the state")
+    right.set_ylabel("loss, nats a word")
+    left.legend(fontsize="small")
+    write(figure, path)
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
