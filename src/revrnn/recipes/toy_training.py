@@ -200,6 +200,7 @@ class _Run:
         arguments, progress = self.arguments, self.progress
         seed = seed_of("batch", arguments.seed, progress.step)
         tokens = draw(arguments.length, arguments.batch, seed).to(self.device)  # (T, N)
+        torch.manual_seed(seed_of("noise", arguments.seed, progress.step))
         scores = self.model(self.task.inputs(tokens), arguments.length)  # (T, N, 8)
         loss = functional.cross_entropy(scores.flatten(0, 1), self.task.answers(tokens).flatten())
         self.optimizer.zero_grad()
