@@ -153,7 +153,7 @@ def test_the_table_is_beside_the_papers() -> None:
     lines = toy_results.table(rows).splitlines()
     assert len({len(line) for line in lines}) == 1
     head, _, *body = map(cells, lines)
-    assert head[:3] == ["units", "tokens", "repeat, NF-RevGRU"]
+    assert head[:3] == ["units", "tokens", "NF-RevGRU repeats"]
     assert len(body) == 9
     assert body[0][:7] == ["8", "20", "5.5", "1.1", "2.1", "7.9", "2.0"]
     assert body[0][7:] == ["", "", "", "7.4", "1.8", "", ""]

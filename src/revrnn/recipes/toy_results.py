@@ -186,16 +186,16 @@ def find(rows: Iterable[Result], **wanted: Any) -> Result | None:
 
 HEADER = (
     ("units", "tokens"),
-    ("repeat, NF-RevGRU", "bits", "shown", "paper", "bits"),
-    ("memorise, LSTM", "bits", "shown", "paper", "bits"),
-    ("repeat, RevGRU", "at step"),
+    ("NF-RevGRU repeats", "bits a unit", "at least", "paper's", "bits a unit"),
+    ("LSTM memorises", "bits a unit", "at least", "paper's", "bits a unit"),
+    ("RevGRU repeats", "at step"),
 )
 
 
 def table(rows: Sequence[Result]) -> str:
-    """The paper's table in Markdown: tokens right and bits a unit, beside the paper's; and what a
-    RevGRU that may forget gets right. A ``*`` marks where the paper prints another figure than its
-    own tokens give."""
+    """The paper's table in Markdown: tokens right, `bits_a_unit` and `bits_shown`, beside the
+    paper's; and what a RevGRU that may forget gets right. A ``*`` marks where the paper prints
+    another figure than its own tokens give."""
     lines = []
     for paper in PAPER:
         sizes = {"hidden": paper.hidden, "length": paper.length}

@@ -81,7 +81,7 @@ class Resources:
     """The run folder: checkpoint, metrics."""
     resume: bool = False
     """Go on with the run in that folder."""
-    steps: int = 30_000
+    steps: int = 4000
     """Steps after which training ends, unless every token is right before; the paper's: a
     million."""
     minutes: float | None = None
@@ -101,7 +101,7 @@ class Resources:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"batch": 20_000, "steps": 1_000_000, "eval_every": 1000},
-    "scaled": {"batch": 100, "steps": 30_000, "eval_every": 200},
+    "scaled": {"batch": 100, "steps": 4000, "eval_every": 200},
 }
 """Budgets: the paper's, and one that takes minutes a run."""
 
