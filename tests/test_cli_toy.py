@@ -99,6 +99,10 @@ def test_grid_table_and_plot(
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert {row.steps for row in toy_results.read(results)} == {4}
 
+    revrnn("toy", "grid", *runs, "--learning-rate", 0.01, "--results", "other.csv")
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert {row.learning_rate for row in toy_results.read(Path("other.csv"))} == {0.01}
+
     revrnn("toy", "table", "--out", tmp_path / "table.md")
     text = capsys.readouterr().out
     assert (tmp_path / "table.md").read_text() == text

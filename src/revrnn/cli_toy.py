@@ -119,7 +119,9 @@ def _preset(name: str | None) -> dict[str, Any]:
 
 def _name(arguments: Arguments) -> str:
     sizes = f"{arguments.hidden}x{arguments.length}-batch{arguments.batch}"
-    return f"{arguments.task}-{arguments.model}-{sizes}-seed{arguments.seed}"
+    rate = f"-rate{arguments.learning_rate:g}"
+    rate = "" if arguments.learning_rate == Arguments.learning_rate else rate
+    return f"{arguments.task}-{arguments.model}-{sizes}{rate}-seed{arguments.seed}"
 
 
 def _run(
@@ -151,6 +153,7 @@ def grid(
     steps: Annotated[
         int | None, typer.Option(help="Steps of a run. [default: the preset's]", min=1)
     ] = None,
+    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = Arguments.learning_rate,
     folder: Annotated[Path, typer.Option(help="Where the run folders go.")] = Path("runs/toy"),
     results: Results = RESULTS,
 ) -> None:
@@ -165,7 +168,7 @@ def grid(
     preset.pop("steps", None)
     every = preset.pop("eval_every")
     every_run = [
-        Arguments(task, model, units, tokens, seed=seed, **preset)
+        Arguments(task, model, units, tokens, learning_rate=learning_rate, seed=seed, **preset)
         for task, model in _pairs(runs)
         for units in _numbers("hidden", hidden)
         for tokens in _numbers("length", length)
