@@ -56,36 +56,51 @@ class Backstep {
     }
   }
 
+  // A forget gate's z, as (1 - z) g is computed with it.
+  F forget_gate(const float* gate, int64_t i, int left) const {
+    const F s = load_first(gate + i, left);
+    return s_.rule == Rule::kRetained ? s : forget_value(quantise(s, forget_));
+  }
+  // In the place of the gate the gradient of its pre-activation, from that of z.
+  void put_forget_slope(float* gate, int64_t i, int left, F d_z) const {
+    const F s = load_first(gate + i, left);
+    const F scaled = s_.rule == Rule::kRetained ? d_z : mul(d_z, set1(1.0f - s_.floor));
+    store_first(gate + i, mul(scaled, sigmoid_slope(s)), left);
+  }
+
   // h' = z h + (1 - z) g:
   //   dg = (1 - z) dh'    dz = (h - g) dh'    dh = z dh'
   //   d(r h_other) = U^T dg~    dr = h_other d(r h_other)    dh_other += r d(r h_other) + W^T [dz~, dr~]
-  // where a tilde marks the gradient of a pre-activation.
+  // where a tilde marks the gradient of a pre-activation. Where nothing is forgotten, h' = h + (1 - z) g,
+  // dz = -g dh' and dh = dh'.
   void gru(int64_t t, int64_t rows, int group) const {
     const int64_t d = s_.group();
-    const F keep = set1(1.0f - s_.floor), one = set1(1.0f);
+    const bool forgets = s_.rule != Rule::kRetained;
+    const F one = set1(1.0f);
     for (int64_t n = 0; n < rows; ++n) {
       float* gate = gate_row(t, n, group);
+      float* candidate = gate + s_.candidate();
       float* dh = gradient(0, n) + group * d;
       const float* h = old(0, t, n) + group * d;
       for (int64_t i = 0; i < d; i += kWidth) {
         const int left = static_cast<int>(d - i);
-        const F s = load_first(gate + i, left), g = load_first(gate + 2 * d + i, left);
-        const F z = forget_value(quantise(s, forget_)), dn = load_first(dh + i, left);
-        const F dz = mul(dn, sub(load_first(h + i, left), g));
+        const F g = load_first(candidate + i, left), dn = load_first(dh + i, left);
+        const F z = forget_gate(gate, i, left);
+        const F dz = mul(dn, sub(forgets ? load_first(h + i, left) : zero(), g));
         const F dg = mul(dn, sub(one, z));
-        store_first(gate + i, mul(mul(dz, keep), sigmoid_slope(s)), left);
-        store_first(gate + 2 * d + i, mul(dg, sub(one, mul(g, g))), left);
-        store_first(dh + i, mul(dn, z), left);
+        put_forget_slope(gate, i, left, dz);
+        store_first(candidate + i, mul(dg, sub(one, mul(g, g))), left);
+        if (forgets) store_first(dh + i, mul(dn, z), left);
       }
     }
     const int64_t gate_stride = deal_.threads * s_.gate_columns();
     float* d_reset = c_.scratch + deal_.row(0) * row_scratch(s_);
     const int64_t reset_stride = deal_.threads * row_scratch(s_);
-    gemm(rows, gate_row(t, 0, group) + 2 * d, gate_stride, d, w_.candidate_t[group], d, d_reset,
-         reset_stride, nullptr, Start::kZero);
+    gemm(rows, gate_row(t, 0, group) + s_.candidate(), gate_stride, d, w_.candidate_t[group], d,
+         d_reset, reset_stride, nullptr, Start::kZero);
     float* d_other = gradient(0, 0) + (1 - group) * d;
     for (int64_t n = 0; n < rows; ++n) {
-      float* r = gate_row(t, n, group) + d;
+      float* r = gate_row(t, n, group) + s_.reset();
       const float* h_other = other(t, n, group);
       const float* drh = d_reset + n * reset_stride;
       float* dho = gradient(0, n) + (1 - group) * d;
@@ -97,7 +112,7 @@ class Backstep {
         store_first(r + i, mul(dr, sigmoid_slope(rv)), left);
       }
     }
-    gemm(rows, gate_row(t, 0, group), gate_stride, 2 * d, w_.hh_t[group], d, d_other,
+    gemm(rows, gate_row(t, 0, group), gate_stride, s_.candidate(), w_.hh_t[group], d, d_other,
          deal_.threads * s_.hidden, nullptr, Start::kTarget);
   }
 
@@ -106,9 +121,14 @@ class Backstep {
   //   df = c dc'    di = g dc'    dg = i dc'    dc = f dc'    dh_other += W^T [df~, di~, do~, dp~, dg~]
   void lstm(int64_t t, int64_t rows, int group) const {
     const int64_t d = s_.group();
-    const F keep = set1(1.0f - s_.floor), one = set1(1.0f);
+    const bool forgets = s_.rule != Rule::kRetained;
+    const F one = set1(1.0f);
     for (int64_t n = 0; n < rows; ++n) {
-      float* gate = gate_row(t, n, group);
+      float* f_gate = gate_row(t, n, group);
+      float* i_gate = f_gate + s_.input();
+      float* o_gate = f_gate + s_.output();
+      float* p_gate = f_gate + s_.keep();
+      float* g_gate = f_gate + s_.candidate();
       float* dh = gradient(0, n) + group * d;
       float* dc = gradient(1, n) + group * d;
       const float* h = old(0, t, n) + group * d;
@@ -116,23 +136,27 @@ class Backstep {
       const float* tanh_c = extra(t, n, group);
       for (int64_t j = 0; j < d; j += kWidth) {
         const int left = static_cast<int>(d - j);
-        const F f = load_first(gate + j, left), i = load_first(gate + d + j, left);
-        const F o = load_first(gate + 2 * d + j, left), p = load_first(gate + 3 * d + j, left);
-        const F g = load_first(gate + 4 * d + j, left), tc = load_first(tanh_c + j, left);
+        const F i = load_first(i_gate + j, left), o = load_first(o_gate + j, left);
+        const F g = load_first(g_gate + j, left), tc = load_first(tanh_c + j, left);
         const F dn = load_first(dh + j, left);
         const F dcn = fma(mul(dn, o), sub(one, mul(tc, tc)), load_first(dc + j, left));
-        const F dp = mul(dn, load_first(h + j, left)), df = mul(dcn, load_first(c + j, left));
-        store_first(gate + j, mul(mul(df, keep), sigmoid_slope(f)), left);
-        store_first(gate + d + j, mul(mul(dcn, g), sigmoid_slope(i)), left);
-        store_first(gate + 2 * d + j, mul(mul(dn, tc), sigmoid_slope(o)), left);
-        store_first(gate + 3 * d + j, mul(mul(dp, keep), sigmoid_slope(p)), left);
-        store_first(gate + 4 * d + j, mul(mul(dcn, i), sub(one, mul(g, g))), left);
-        store_first(dh + j, mul(dn, forget_value(quantise(p, forget_))), left);
-        store_first(dc + j, mul(dcn, forget_value(quantise(f, forget_))), left);
+        F dh_old = dn, dc_old = dcn;
+        if (forgets) {
+          dh_old = mul(dn, forget_gate(p_gate, j, left));
+          dc_old = mul(dcn, forget_gate(f_gate, j, left));
+          put_forget_slope(f_gate, j, left, mul(dcn, load_first(c + j, left)));
+          put_forget_slope(p_gate, j, left, mul(dn, load_first(h + j, left)));
+        }
+        store_first(i_gate + j, mul(mul(dcn, g), sigmoid_slope(i)), left);
+        store_first(o_gate + j, mul(mul(dn, tc), sigmoid_slope(o)), left);
+        store_first(g_gate + j, mul(mul(dcn, i), sub(one, mul(g, g))), left);
+        store_first(dh + j, dh_old, left);
+        store_first(dc + j, dc_old, left);
       }
     }
-    gemm(rows, gate_row(t, 0, group), deal_.threads * s_.gate_columns(), 5 * d, w_.hh_t[group], d,
-         gradient(0, 0) + (1 - group) * d, deal_.threads * s_.hidden, nullptr, Start::kTarget);
+    gemm(rows, gate_row(t, 0, group), deal_.threads * s_.gate_columns(), s_.gates() * d,
+         w_.hh_t[group], d, gradient(0, 0) + (1 - group) * d, deal_.threads * s_.hidden, nullptr,
+         Start::kTarget);
   }
 
   const BackpropChunk& c_;
@@ -167,10 +191,11 @@ class ChunkGradients {
       const int64_t stride = group == 0 ? s.states() * h : d;
       const int64_t first = group * s.gates() * d;
       if (s.cell == Cell::kGru) {
-        add({first, 2 * d, other, stride, d, c_.d_hh, nullptr});
-        add({first + 2 * d, d, c_.extra + group * d, h, d, c_.d_hh, nullptr});
+        const int64_t main = s.candidate();
+        add({first, main, other, stride, d, c_.d_hh, nullptr});
+        add({first + main, d, c_.extra + group * d, h, d, c_.d_hh, nullptr});
       } else {
-        add({first, 5 * d, other, stride, d, c_.d_hh, nullptr});
+        add({first, s.gates() * d, other, stride, d, c_.d_hh, nullptr});
       }
     }
   }

@@ -63,11 +63,12 @@ NB_MODULE(_cpu, m) {
   nb::class_<Shape>(m, "Shape")
       .def(
           "__init__",
-          [](Shape* self, int cell, int64_t inputs, int64_t hidden, int64_t stored, float floor,
-             int32_t z_min) {
-            new (self) Shape{static_cast<revrnn::Cell>(cell), inputs, hidden, stored, floor, z_min};
+          [](Shape* self, int cell, int rule, int64_t blocks, int64_t inputs, int64_t hidden,
+             int64_t stored, float floor, int32_t z_min) {
+            new (self) Shape{static_cast<revrnn::Cell>(cell), static_cast<revrnn::Rule>(rule),
+                             blocks, inputs, hidden, stored, floor, z_min};
           },
-          "cell"_a, "inputs"_a, "hidden"_a, "stored"_a, "floor"_a, "z_min"_a);
+          "cell"_a, "rule"_a, "blocks"_a, "inputs"_a, "hidden"_a, "stored"_a, "floor"_a, "z_min"_a);
 
   m.def("packed_floats", [](const std::string& name, const Shape& shape, bool backward) {
     return tier(name).packed_floats(shape, backward);

@@ -8,10 +8,10 @@
 struct Packed {
   const float* bias;         // (G*H), zeros without bias
   const float* ih;           // W_ih^T: depth I, G*H columns
-  const float* hh[2];        // per group, depth D: RevGRU z and r (2D columns), RevLSTM all (G*D)
+  const float* hh[2];        // per group, depth D: RevGRU z and r ((G-1)*D columns), RevLSTM all
   const float* candidate[2]; // RevGRU only, depth D: g (D columns)
   const float* ih_t;         // W_ih: depth G*H, I columns; backward only, as the next two
-  const float* hh_t[2];      // depth 2D or G*D, D columns
+  const float* hh_t[2];      // depth (G-1)*D or G*D, D columns
   const float* candidate_t[2];
   int64_t floats;
 };
@@ -19,7 +19,7 @@ struct Packed {
 static Packed packed_layout(const Shape& s, bool backward, const float* base) {
   const int64_t d = s.group();
   const bool gru = s.cell == Cell::kGru;
-  const int64_t main = gru ? 2 * d : s.gates() * d;  // gates computed from h_other itself
+  const int64_t main = gru ? s.candidate() : s.gates() * d;  // computed from h_other itself
   Packed p{};
   int64_t at = 0;
   const auto take = [&](int64_t depth, int64_t columns) {
@@ -78,12 +78,12 @@ __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Pac
   const int64_t d = s.group();
   int64_t bad_row = -1;
   if (s.cell == Cell::kGru) {
-    gemm(rows, h_other, h_stride, d, w.hh[group], 2 * d, gates, gates_stride, nullptr,
+    gemm(rows, h_other, h_stride, d, w.hh[group], s.candidate(), gates, gates_stride, nullptr,
          Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
       float* z = gates + n * gates_stride;
-      if (!sigmoid_row(z, 2 * d) && bad_row < 0) bad_row = n;
-      const float* r = z + d;
+      if (!sigmoid_row(z, s.candidate()) && bad_row < 0) bad_row = n;
+      const float* r = z + s.reset();
       const float* h = h_other + n * h_stride;
       float* rh = reset + n * reset_stride;
       for (int64_t i = 0; i < d; i += kWidth) {
@@ -91,18 +91,18 @@ __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Pac
         store_first(rh + i, mul(load_first(r + i, left), load_first(h + i, left)), left);
       }
     }
-    gemm(rows, reset, reset_stride, d, w.candidate[group], d, gates + 2 * d, gates_stride, nullptr,
-         Start::kTarget);
+    gemm(rows, reset, reset_stride, d, w.candidate[group], d, gates + s.candidate(), gates_stride,
+         nullptr, Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
-      if (!tanh_row(gates + n * gates_stride + 2 * d, d) && bad_row < 0) bad_row = n;
+      if (!tanh_row(gates + n * gates_stride + s.candidate(), d) && bad_row < 0) bad_row = n;
     }
   } else {
-    gemm(rows, h_other, h_stride, d, w.hh[group], 5 * d, gates, gates_stride, nullptr,
+    gemm(rows, h_other, h_stride, d, w.hh[group], s.gates() * d, gates, gates_stride, nullptr,
          Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
       float* f = gates + n * gates_stride;
-      if (!sigmoid_row(f, 4 * d) && bad_row < 0) bad_row = n;
-      if (!tanh_row(f + 4 * d, d) && bad_row < 0) bad_row = n;
+      if (!sigmoid_row(f, s.candidate()) && bad_row < 0) bad_row = n;
+      if (!tanh_row(f + s.candidate(), d) && bad_row < 0) bad_row = n;
     }
   }
   return bad_row;

@@ -9,19 +9,29 @@ namespace revrnn {
 constexpr int kLanes = 16;
 
 enum class Cell : int { kGru = 0, kLstm = 1 };
+// How units forget (src/revrnn/forgetting.py).
+enum class Rule : int { kFractional = 0, kRetained = 1 };
 
 struct Shape {
   Cell cell;
+  Rule rule;
+  int64_t blocks;   // B: columns a unit of a forget gate
   int64_t inputs;   // I
   int64_t hidden;   // H
   int64_t stored;   // K, at most H/2
   float floor;      // a in z = a + (1 - a) s
   int32_t z_min;
 
-  int64_t group() const { return hidden / 2; }                    // D
-  int64_t gates() const { return cell == Cell::kGru ? 3 : 5; }    // G
-  int64_t states() const { return cell == Cell::kGru ? 1 : 2; }   // S
-  int64_t gate_columns() const { return gates() * hidden; }       // G*H
+  int64_t group() const { return hidden / 2; }                                       // D
+  int64_t gates() const { return cell == Cell::kGru ? blocks + 2 : 2 * blocks + 3; }  // G
+  int64_t states() const { return cell == Cell::kGru ? 1 : 2; }                      // S
+  int64_t gate_columns() const { return gates() * hidden; }                          // G*H
+  // Where a gate's columns begin among those of a group. RevGRU: z, r, g. RevLSTM: f, i, o, p, g.
+  int64_t reset() const { return blocks * group(); }
+  int64_t input() const { return blocks * group(); }
+  int64_t output() const { return (blocks + 1) * group(); }
+  int64_t keep() const { return (blocks + 2) * group(); }
+  int64_t candidate() const { return (gates() - 1) * group(); }
 };
 
 struct Weights {

@@ -10,7 +10,7 @@ static int64_t packed_floats(const Shape& s, bool backward) {
 
 static void pack(const Shape& s, const Weights& w, bool backward, float* base, int threads) {
   const Packed p = packed_layout(s, backward, base);
-  const int64_t d = s.group(), columns = s.gate_columns(), main = (s.gates() - 1) * d;
+  const int64_t d = s.group(), columns = s.gate_columns(), main = s.candidate();
   struct Job {
     const float* from;
     bool transposed;  // `from` is (columns x depth), else (depth x columns)
@@ -217,14 +217,22 @@ class Walk {
     IdealBits* count = coder.writing ? &ideal : nullptr;
     bool good = true;
     if (s_.cell == Cell::kGru) {
-      good = advance_units(d, stored, g, forget_, KeepCandidate{g + 2 * d}, h, h_value, coder, count);
+      with_rule(g, [&](const auto& z) {
+        const KeepCandidate u{g + s_.candidate()};
+        good = advance_units(d, stored, z, u, h, h_value, coder, count);
+      });
     } else {
       float* tanh_c = extra(t, n, group);
       int32_t* c = state(1, n) + group * d;
-      good = advance_units(d, 0, g, forget_, Product{g + d, g + 4 * d}, c, tanh_c, coder, count);
+      with_rule(g, [&](const auto& f) {
+        const Product u{g + s_.input(), g + s_.candidate()};
+        good = advance_units(d, 0, f, u, c, tanh_c, coder, count);
+      });
       tanh_row(tanh_c, d);
-      good &= advance_units(d, stored, g + 3 * d, forget_, Product{g + 2 * d, tanh_c}, h, h_value,
-                            coder, count);
+      with_rule(g + s_.keep(), [&](const auto& p) {
+        const Product u{g + s_.output(), tanh_c};
+        good &= advance_units(d, stored, p, u, h, h_value, coder, count);
+      });
     }
     close(n, coder);
     if (count) c_.coder.ideal[deal_.row(n)] += ideal.bits();
@@ -240,7 +248,10 @@ class Walk {
     RowCoder coder = open(n);
     bool good = true;
     if (s_.cell == Cell::kGru) {
-      good = rewind_units(d, stored, g, forget_, KeepCandidate{g + 2 * d}, before, h, h_value, coder);
+      with_rule(g, [&](const auto& z) {
+        const KeepCandidate u{g + s_.candidate()};
+        good = rewind_units(d, stored, z, u, before, h, h_value, coder);
+      });
     } else {
       float* tanh_c = extra(t, n, group);
       int32_t* c = state(1, n) + group * d;
@@ -249,14 +260,29 @@ class Walk {
         store_first(tanh_c + i, state_value(loadi_first(c + i, left)), left);
       }
       tanh_row(tanh_c, d);
-      good = rewind_units(d, stored, g + 3 * d, forget_, Product{g + 2 * d, tanh_c}, before, h,
-                          h_value, coder);
+      with_rule(g + s_.keep(), [&](const auto& p) {
+        const Product u{g + s_.output(), tanh_c};
+        good = rewind_units(d, stored, p, u, before, h, h_value, coder);
+      });
       // The record's c is read from the state; this buffer only takes the floats nobody needs.
       float* unused = value(n) + 2 * s_.hidden;
-      good = good && rewind_units(d, 0, g, forget_, Product{g + d, g + 4 * d}, nullptr, c, unused, coder);
+      with_rule(g, [&](const auto& f) {
+        const Product u{g + s_.input(), g + s_.candidate()};
+        good = good && rewind_units(d, 0, f, u, nullptr, c, unused, coder);
+      });
     }
     close(n, coder);
     return good;
+  }
+
+  // `visit` with the layer's rule of forgetting on the columns of one forget gate.
+  template <class Visit>
+  void with_rule(const float* gate, const Visit& visit) const {
+    if (s_.rule == Rule::kRetained) {
+      visit(Retained{gate});
+    } else {
+      visit(Fractional{gate, forget_});
+    }
   }
 
   RowCoder open(int64_t n) const {

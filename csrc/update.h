@@ -1,7 +1,8 @@
 // The exact update of one row and group and its inverse:
 //   state <- z* (x) state + round(2^RADIX_H increment)
-// where (x) is the exact multiplication. RevGRU: state h, z* from z, increment (1 - z) g. RevLSTM:
-// first c with f and i g, then h with p and o tanh(c).
+// where (x) is what the rule of forgetting makes of a state: with fractional forgetting the exact
+// multiplication. RevGRU: state h, z* from z, increment (1 - z) g. RevLSTM: first c with f and i g,
+// then h with p and o tanh(c).
 //
 // Included once per CPU tier, inside namespace revrnn::REVRNN_TIER.
 
@@ -20,18 +21,42 @@ static inline I quantise(F gate, const Forget& forget) {
 static inline F forget_value(I z) { return mul(to_float(z), set1(kZUnit)); }
 static inline F state_value(I h) { return mul(to_float(h), set1(kHUnit)); }
 
-// RevGRU: (1 - z) g with z the quantised value.
+// A rule of forgetting reads the amounts of a vector of units from their gate; `value` is z, of which
+// a RevGRU's update is computed.
+
+// z* / 2^RADIX_Z on the tape.
+struct Fractional {
+  static constexpr bool kForgets = true;
+  const float* gate;
+  Forget forget;
+  inline I amount(int64_t i, int left) const { return quantise(load_first(gate + i, left), forget); }
+  inline F value(I z) const { return forget_value(z); }
+  inline I untaped(I h, I z) const { return multiply_untaped(h, z); }
+};
+// Nothing is forgotten and nothing taped. z (RevGRU only) is the sigmoid itself: its bits are the
+// amount.
+struct Retained {
+  static constexpr bool kForgets = false;
+  const float* gate;
+  inline I amount(int64_t i, int left) const { return bits(load_first(gate + i, left)); }
+  inline F value(I z) const { return from_bits(z); }
+  inline I untaped(I h, I) const { return h; }
+};
+
+// RevGRU: (1 - z) g with z the value that multiplies.
 struct KeepCandidate {
   const float* g;
-  inline F operator()(int64_t i, int left, I z) const {
-    return mul(sub(set1(1.0f), forget_value(z)), load_first(g + i, left));
+  template <class Rule>
+  inline F operator()(int64_t i, int left, const Rule& rule, I z) const {
+    return mul(sub(set1(1.0f), rule.value(z)), load_first(g + i, left));
   }
 };
 // RevLSTM: i g for c, o tanh(c) for h.
 struct Product {
   const float* a;
   const float* b;
-  inline F operator()(int64_t i, int left, I) const {
+  template <class Rule>
+  inline F operator()(int64_t i, int left, const Rule&, I) const {
     return mul(load_first(a + i, left), load_first(b + i, left));
   }
 };
@@ -89,15 +114,16 @@ static inline void storei_first(int32_t* p, I a, int n) {
   }
 }
 
-// Units [0, stored) go untaped; [stored, units) through the coder. value receives the new state as
-// floats. Returns false when a state leaves its range.
-template <class Increment>
-static inline bool advance_units(int64_t units, int64_t stored, const float* gate, const Forget& forget,
+// Units [0, stored) go untaped; [stored, units) through the coder, unless the rule never forgets.
+// value receives the new state as floats. Returns false when a state leaves its range.
+template <class Rule, class Increment>
+static inline bool advance_units(int64_t units, int64_t stored, const Rule& rule,
                           const Increment& increment, int32_t* state, float* value,
                           RowCoder& coder, IdealBits* ideal) {
+  if (!Rule::kForgets) stored = units;
   I extreme = set1i(0);
   const auto finish = [&](int64_t i, int left, I product, I z) {
-    const I u = to_int_nearest(mul(increment(i, left, z), set1(static_cast<float>(kHOne))));
+    const I u = to_int_nearest(mul(increment(i, left, rule, z), set1(static_cast<float>(kHOne))));
     const I h = add(product, u);
     extreme = max(extreme, abs(h));
     storei_first(state + i, h, left);
@@ -105,14 +131,14 @@ static inline bool advance_units(int64_t units, int64_t stored, const float* gat
   };
   for (int64_t i = 0; i < stored; i += kWidth) {
     const int left = static_cast<int>(stored - i);
-    const I z = quantise(load_first(gate + i, left), forget);
-    finish(i, left, multiply_untaped(loadi_first(state + i, left), z), z);
+    const I z = rule.amount(i, left);
+    finish(i, left, rule.untaped(loadi_first(state + i, left), z), z);
   }
   for (int64_t j = stored; j < units; j += kLanes) {
     const Block block(j, units);
     I z[kParts], h[kParts];
     for (int p = 0; p < kParts; ++p) {
-      z[p] = quantise(load_first(gate + block.at(p), block.left[p]), forget);
+      z[p] = rule.amount(block.at(p), block.left[p]);
       h[p] = loadi_first(state + block.at(p), block.left[p]);
       if (ideal) ideal->take(select(block.active[p], forget_value(z[p]), set1(1.0f)));
     }
@@ -126,26 +152,35 @@ static inline bool advance_units(int64_t units, int64_t stored, const float* gat
 
 // The inverse: last block first. `before` holds the stored units as they were before the step.
 // Returns false when the states cannot have come from `advance_units`.
-template <class Increment>
-static inline bool rewind_units(int64_t units, int64_t stored, const float* gate, const Forget& forget,
+template <class Rule, class Increment>
+static inline bool rewind_units(int64_t units, int64_t stored, const Rule& rule,
                          const Increment& increment, const int32_t* before, int32_t* state,
                          float* value, RowCoder& coder) {
+  const auto update = [&](int64_t i, int left, I z) {
+    return to_int_nearest(mul(increment(i, left, rule, z), set1(static_cast<float>(kHOne))));
+  };
   const auto put = [&](int64_t i, int left, I h) {
     storei_first(state + i, h, left);
     store_first(value + i, state_value(h), left);
   };
   bool valid = true;
+  if constexpr (!Rule::kForgets) {
+    for (int64_t i = stored; i < units; i += kWidth) {
+      const int left = static_cast<int>(units - i);
+      put(i, left, sub(loadi_first(state + i, left), update(i, left, rule.amount(i, left))));
+    }
+    units = stored;
+  }
   const int64_t blocks = (units - stored + kLanes - 1) / kLanes;
   for (int64_t b = blocks - 1; b >= 0; --b) {
     const Block block(stored + b * kLanes, units);
     I z[kParts], h[kParts];
     for (int p = 0; p < kParts; ++p) {
       const int64_t i = block.at(p);
-      z[p] = quantise(load_first(gate + i, block.left[p]), forget);
+      z[p] = rule.amount(i, block.left[p]);
       h[p] = set1i(0);
       if (block.left[p] > 0) {
-        const F u = mul(increment(i, block.left[p], z[p]), set1(static_cast<float>(kHOne)));
-        h[p] = sub(loadi_first(state + i, block.left[p]), to_int_nearest(u));
+        h[p] = sub(loadi_first(state + i, block.left[p]), update(i, block.left[p], z[p]));
       }
     }
     valid &= coder.divide(h, z, block.active);
@@ -157,10 +192,9 @@ static inline bool rewind_units(int64_t units, int64_t stored, const float* gate
   // would notice that it was changed.
   for (int64_t i = 0; i < stored; i += kWidth) {
     const int left = static_cast<int>(stored - i);
-    const I z = quantise(load_first(gate + i, left), forget);
-    const F u = mul(increment(i, left, z), set1(static_cast<float>(kHOne)));
+    const I z = rule.amount(i, left);
     const I h = loadi_first(before + i, left);
-    const I again = add(multiply_untaped(h, z), to_int_nearest(u));
+    const I again = add(rule.untaped(h, z), update(i, left, z));
     const I now = loadi_first(state + i, left);
     valid &= !any(mask_or(less(again, now), less(now, again)));
     put(i, left, h);

@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("typer")
 pytest.importorskip("lightning_fabric")
 
-from revrnn import cli
+from revrnn import _options, cli
 from revrnn.recipes import training
 from revrnn.recipes.presets import PRESETS, preset
 
@@ -55,7 +55,7 @@ def test_help_has_a_line_for_every_argument(capsys: pytest.CaptureFixture[str]) 
     revrnn("lm", "train", "--help")
     text = capsys.readouterr().out
     for kind in (training.Arguments, training.Resources):
-        lines = cli.field_help(kind)
+        lines = _options.field_help(kind)
         assert lines.keys() == {item.name for item in fields(kind)}
         for name in lines.keys() - {"out", "resume"}:
             assert f"--{name.replace('_', '-')}" in text

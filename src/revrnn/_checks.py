@@ -50,9 +50,13 @@ def probability(name: str, value: object) -> float:
     return float(value)
 
 
-def forget_bits(value: object) -> float | None:
+def forget_bits(value: object, forget: str = "fractional") -> float | None:
     if value is None:
         return None
+    if forget == "none":
+        raise ValueError(
+            f"max_forget_bits must be None with forget='none', which forgets nothing, got {value!r}"
+        )
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"max_forget_bits must be None or a number of bits, got {value!r}")
     if not 0 < value <= MAX_FORGET_BITS:
@@ -71,6 +75,16 @@ def forget_bits(value: object) -> float | None:
 def one_of(name: str, value: Name, choices: Sequence[str]) -> Name:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value
+
+
+def tape(value: Name, forget: str) -> Name:
+    value = one_of("tape", value, ("entropy", "paper"))
+    if value == "paper" and forget != "fractional":
+        raise ValueError(
+            f"tape must be 'entropy' with forget={forget!r}: the paper's buffer is that of "
+            f"fractional forgetting, got {value!r}"
+        )
     return value
 
 

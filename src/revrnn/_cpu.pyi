@@ -4,7 +4,15 @@ RADIX_Z: int
 
 class Shape:
     def __init__(
-        self, cell: int, inputs: int, hidden: int, stored: int, floor: float, z_min: int
+        self,
+        cell: int,
+        rule: int,
+        blocks: int,
+        inputs: int,
+        hidden: int,
+        stored: int,
+        floor: float,
+        z_min: int,
     ) -> None: ...
 
 def gather_offcuts() -> None: ...

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from revrnn import _checks
-from revrnn.cells import LSTM, Cell
+from revrnn.cells import Cell
 from revrnn.errors import NonFiniteError, StateOverflowError
 
 
@@ -137,7 +137,7 @@ def output_dtype(
     reduced = torch.get_autocast_dtype(kind)
     if kind == "cuda" and not single_step and torch.backends.cudnn.enabled:
         return torch.float16
-    fused = cell is LSTM and not single_step and data.dtype in (torch.float32, reduced)
+    fused = cell.name == "RevLSTM" and not single_step and data.dtype in (torch.float32, reduced)
     if kind != "cpu" or (fused and torch.backends.mkldnn.is_available()):
         return reduced
     return torch.promote_types((data if state is None else state).dtype, reduced)

@@ -88,8 +88,9 @@ class Position:
 
     states: list[Tensor]
     """int32 (S, N, H), a layer each."""
-    lanes: list[Tensor] | None = None
-    """int32 (N, W), a layer each: the coder's lanes; None at the beginning of a sequence."""
+    lanes: list[Tensor | None] | None = None
+    """int32 (N, W), a layer each: the coder's lanes; None where there is no tape, and at the
+    beginning of a sequence."""
 
     @classmethod
     def first(
@@ -107,13 +108,13 @@ class Position:
         )
 
     def start(self, index: int) -> Tensor | None:
-        """The lanes of one layer."""
+        """The lanes that one layer's tape goes on from; None: a new one."""
         return None if self.lanes is None else self.lanes[index]
 
     @property
     def bits(self) -> int:
         tensors = [*self.states, *(self.lanes or [])]
-        return 32 * sum(tensor.numel() for tensor in tensors)
+        return 32 * sum(tensor.numel() for tensor in tensors if tensor is not None)
 
 
 def prepare(stack: Stack, weights: Sequence[Weights], *, backward: bool) -> list[Any]:
@@ -145,7 +146,12 @@ class Forward:
         writing = memory is Memory.TAPE
         batch = self.states[0].shape[1]
         self.tapes = [
-            EntropyTape(batch, writing=writing, device=device, start=position.start(index))
+            EntropyTape(
+                batch,
+                writing=writing and layer.taped_units > 0,
+                device=device,
+                start=position.start(index),
+            )
             if stack.tape == "entropy"
             else PaperTape(batch, layer.group_size, writing=writing, device=device)
             for index, layer in enumerate(stack.layers)
@@ -159,7 +165,10 @@ class Forward:
 
     def position(self) -> Position:
         """A copy of where the pass stands; entropy tapes only."""
-        lanes = [cast(EntropyTape, tape).lanes.clone() for tape in self.tapes]
+        lanes = [
+            cast(EntropyTape, tape).lanes.clone() if layer.taped_units else None
+            for layer, tape in zip(self._stack.layers, self.tapes, strict=True)
+        ]
         return Position([state.clone() for state in self.states], lanes)
 
     def advance(self, chunk: Chunk, x: Tensor, out: Tensor | None) -> None:
@@ -211,7 +220,7 @@ class Forward:
                     stored_bits=stored_bits + record_bits,
                     ideal_bits=float(self.tapes[index].ideal.sum()) + stored_bits + record_bits,
                     naive_bits=32 * self.rows * layer.cell.states * layer.hidden_size,
-                    unit_steps=self.rows * layer.taped_units,
+                    unit_steps=self.rows * layer.restored_units,
                 )
             )
         return reports

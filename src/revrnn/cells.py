@@ -9,6 +9,8 @@ the other group as floats; ``pre`` is the input's share of the pre-activations, 
 ``recur`` adds the other group's. Gates lie side by side, in the order of `Cell.gate_names`. A
 forget gate is kept as its sigmoid s and becomes ``z* = round(2**RADIX_Z (a + (1 - a) s))`` where it
 multiplies; ``(*)`` is the exact multiplication by z*, and `to_fixed` rounds to the state's grid.
+That is fractional forgetting; `revrnn.forgetting` has the other rules, and what a forget gate is in
+each of them.
 
 Gradients are those of the real-valued step at the quantised values: rounding is passed straight
 through, ``z`` is ``z* / 2**RADIX_Z``, and ``dz/ds = 1 - a``.
@@ -16,18 +18,17 @@ through, ``z`` is ``z* / 2**RADIX_Z``, and ``dz/ds = 1 - a``.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from revrnn.errors import ReversalError
-from revrnn.exact import multiply_untaped
-from revrnn.fixed import Z_ONE, ForgetRange, quantise_forget, to_fixed, to_float
+from revrnn.activations import sigmoid, tanh
+from revrnn.fixed import ForgetRange, to_fixed, to_float
+from revrnn.forgetting import Fractional, Retained, Rule
 from revrnn.tape import Codec
 
 States: TypeAlias = tuple[Tensor, ...]
@@ -46,10 +47,15 @@ class Cell(ABC):
     """A kind of cell: its sizes, and one group's step in both directions."""
 
     name: str
-    gate_names: tuple[str, ...]
-    """In the order of the weight rows."""
     states: int
     """S: 1 (h) or 2 (h, c)."""
+    rule: Rule
+    """How units forget."""
+
+    @property
+    @abstractmethod
+    def gate_names(self) -> tuple[str, ...]:
+        """In the order of the weight rows."""
 
     @property
     def gates(self) -> int:
@@ -120,13 +126,18 @@ class _RevGRU(Cell):
     h     <- z (*) h + to_fixed((1 - z) g)
     """
 
+    @property
+    def gate_names(self) -> tuple[str, ...]:
+        return (*self.rule.names("z"), "r", "g")
+
     def activate(self, pre: Tensor, other: Tensor, recur: Recur) -> Tensor:
-        size = other.shape[1]
-        zr, new = slice(0, 2 * size), slice(2 * size, 3 * size)
-        gates = torch.empty_like(pre)
-        gates[:, zr] = sigmoid(recur(other, pre[:, zr], zr))
-        gates[:, new] = tanh(recur(self._reset(gates, other), pre[:, new], new))
-        return gates
+        main, new = self._rows(other.shape[1])
+        sums = recur(other, pre[:, main], main)
+        sizes = self._sizes(other.shape[1])
+        z, chosen = self.rule.activate(sums[:, : sizes[0]])
+        r = sigmoid(sums[:, sizes[0] :])
+        g = tanh(recur(r * other, pre[:, new], new))
+        return torch.cat((z, r, g, chosen), dim=1)
 
     def advance(
         self,
@@ -138,8 +149,8 @@ class _RevGRU(Cell):
         stored_units: int,
     ) -> tuple[States, Tensor]:
         (h,) = old
-        z, update = self._update(gates, forget)
-        return (_multiply(codec, h, z, stored_units) + update,), self._reset(gates, other)
+        z, update, extra = self._step(gates, other, forget)
+        return (self.rule.multiply(codec, h, z, stored_units) + update,), extra
 
     def rewind(
         self,
@@ -151,8 +162,8 @@ class _RevGRU(Cell):
         stored: Tensor | None,
     ) -> tuple[States, Tensor]:
         (h,) = new
-        z, update = self._update(gates, forget)
-        return (_divide(codec, h - update, z, stored),), self._reset(gates, other)
+        z, update, extra = self._step(gates, other, forget)
+        return (self.rule.divide(codec, h - update, z, stored),), extra
 
     def gradient(
         self,
@@ -172,32 +183,44 @@ class _RevGRU(Cell):
         """
         (d_h,), (h,) = d_new, old
         size = other.shape[1]
-        zr, new = slice(0, 2 * size), slice(2 * size, 3 * size)
-        s, r, g = gates.chunk(3, dim=1)
-        z = _forget_value(s, forget)
+        main, new = self._rows(size)
+        columns, r, g = gates.split(self._sizes(size), dim=1)
+        amount = self.rule.amount(columns, extra[:, size:], forget)
+        z = self.rule.value(columns, amount)
+        d_z = d_h * (h - g) if self.rule.forgets else -d_h * g
         d_pre = torch.empty_like(gates)
-        d_pre_z, d_pre_r, d_pre_g = d_pre.chunk(3, dim=1)
+        d_pre_z, d_pre_r, d_pre_g = d_pre.split(self._sizes(size), dim=1)
         d_pre_g.copy_(d_h * (1 - z) * (1 - g * g))
         d_reset = recur_back(d_pre_g, new)
         d_pre_r.copy_(d_reset * other * r * (1 - r))
-        d_pre_z.copy_(d_h * (h - g) * _forget_slope(s, forget))
-        d_other = d_reset * r + recur_back(d_pre[:, zr], zr)
-        return d_pre, (d_h * z,), d_other
+        d_pre_z.copy_(self.rule.slope(d_z, columns, forget))
+        d_other = d_reset * r + recur_back(d_pre[:, main], main)
+        return d_pre, (d_h * z if self.rule.forgets else d_h,), d_other
 
     def recurrent_inputs(self, other: Tensor, extra: Tensor) -> list[tuple[slice, Tensor]]:
         size = other.shape[1]
-        return [(slice(0, 2 * size), other), (slice(2 * size, 3 * size), extra)]
+        main, new = self._rows(size)
+        return [(main, other), (new, extra[:, :size])]
 
-    def _reset(self, gates: Tensor, other: Tensor) -> Tensor:
-        """``r other``."""
+    def _rows(self, size: int) -> tuple[slice, slice]:
+        """The rows of the recurrent weights that multiply h of the other group, and r times it."""
+        end = (self.gates - 1) * size
+        return slice(0, end), slice(end, end + size)
+
+    def _sizes(self, size: int) -> tuple[int, int, int]:
+        """Columns of z, r and g."""
+        return (self.gates - 2) * size, size, size
+
+    def _step(
+        self, gates: Tensor, other: Tensor, forget: ForgetRange
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """z*, what is added to ``z (*) h``, and the extra tensor: ``r other``, then what was
+        chosen."""
         size = other.shape[1]
-        return gates[:, size : 2 * size] * other
-
-    def _update(self, gates: Tensor, forget: ForgetRange) -> tuple[Tensor, Tensor]:
-        """z* and what is added to ``z (*) h``."""
-        s, _, g = gates.chunk(3, dim=1)
-        fixed = quantise_forget(s, forget)
-        return fixed, to_fixed((1 - fixed.to(g.dtype) / Z_ONE) * g)
+        columns, r, g, chosen = _split(gates, self._sizes(size))
+        z = self.rule.amount(columns, chosen, forget)
+        update = to_fixed((1 - self.rule.value(columns, z)) * g)
+        return z, update, torch.cat((r * other, chosen), dim=1)
 
 
 class _RevLSTM(Cell):
@@ -209,12 +232,16 @@ class _RevLSTM(Cell):
     h           <- p (*) h + to_fixed(o tanh(c))          with the new c
     """
 
+    @property
+    def gate_names(self) -> tuple[str, ...]:
+        return (*self.rule.names("f"), "i", "o", *self.rule.names("p"), "g")
+
     def activate(self, pre: Tensor, other: Tensor, recur: Recur) -> Tensor:
-        size = other.shape[1]
-        gates = recur(other, pre, slice(0, 5 * size))
-        gates[:, : 4 * size] = sigmoid(gates[:, : 4 * size])
-        gates[:, 4 * size :] = tanh(gates[:, 4 * size :])
-        return gates
+        sums = recur(other, pre, slice(0, pre.shape[1]))
+        f, i, o, p, g = sums.split(self._sizes(other.shape[1]), dim=1)
+        f, chosen_f = self.rule.activate(f)
+        p, chosen_p = self.rule.activate(p)
+        return torch.cat((f, sigmoid(i), sigmoid(o), p, tanh(g), chosen_f, chosen_p), dim=1)
 
     def advance(
         self,
@@ -226,11 +253,11 @@ class _RevLSTM(Cell):
         stored_units: int,
     ) -> tuple[States, Tensor]:
         h, c = old
-        f, i, o, p, g = gates.chunk(5, dim=1)
-        c = codec.multiply(c, quantise_forget(f, forget)) + to_fixed(i * g)
+        f, p, i, o, g, chosen = self._amounts(gates, other, forget)
+        c = self.rule.multiply(codec, c, f, 0) + to_fixed(i * g)
         squashed = tanh(to_float(c, g.dtype))
-        h = _multiply(codec, h, quantise_forget(p, forget), stored_units) + to_fixed(o * squashed)
-        return (h, c), squashed
+        h = self.rule.multiply(codec, h, p, stored_units) + to_fixed(o * squashed)
+        return (h, c), torch.cat((squashed, chosen), dim=1)
 
     def rewind(
         self,
@@ -242,11 +269,11 @@ class _RevLSTM(Cell):
         stored: Tensor | None,
     ) -> tuple[States, Tensor]:
         h, c = new
-        f, i, o, p, g = gates.chunk(5, dim=1)
+        f, p, i, o, g, chosen = self._amounts(gates, other, forget)
         squashed = tanh(to_float(c, g.dtype))
-        h = _divide(codec, h - to_fixed(o * squashed), quantise_forget(p, forget), stored)
-        c = codec.divide(c - to_fixed(i * g), quantise_forget(f, forget))
-        return (h, c), squashed
+        h = self.rule.divide(codec, h - to_fixed(o * squashed), p, stored)
+        c = self.rule.divide(codec, c - to_fixed(i * g), f, None)
+        return (h, c), torch.cat((squashed, chosen), dim=1)
 
     def gradient(
         self,
@@ -266,110 +293,58 @@ class _RevLSTM(Cell):
         d_other = W^T d_pre
         """
         (d_h, d_c), (h, c) = d_new, old
-        f, i, o, p, g = gates.chunk(5, dim=1)
-        d_c = d_c + d_h * o * (1 - extra * extra)
+        size = other.shape[1]
+        f, i, o, p, g = gates.split(self._sizes(size), dim=1)
+        y, chosen_f, chosen_p = self._extra(extra, size)
+        d_c = d_c + d_h * o * (1 - y * y)
         d_pre = torch.cat(
             (
-                d_c * c * _forget_slope(f, forget),
+                self.rule.slope(d_c * c, f, forget),
                 d_c * g * i * (1 - i),
-                d_h * extra * o * (1 - o),
-                d_h * h * _forget_slope(p, forget),
+                d_h * y * o * (1 - o),
+                self.rule.slope(d_h * h, p, forget),
                 d_c * i * (1 - g * g),
             ),
             dim=1,
         )
-        d_old = (d_h * _forget_value(p, forget), d_c * _forget_value(f, forget))
-        return d_pre, d_old, recur_back(d_pre, slice(0, d_pre.shape[1]))
+        if self.rule.forgets:
+            d_h = d_h * self.rule.value(p, self.rule.amount(p, chosen_p, forget))
+            d_c = d_c * self.rule.value(f, self.rule.amount(f, chosen_f, forget))
+        return d_pre, (d_h, d_c), recur_back(d_pre, slice(0, d_pre.shape[1]))
 
     def recurrent_inputs(self, other: Tensor, extra: Tensor) -> list[tuple[slice, Tensor]]:
-        return [(slice(0, 5 * other.shape[1]), other)]
+        return [(slice(0, self.gates * other.shape[1]), other)]
+
+    def _sizes(self, size: int) -> tuple[int, int, int, int, int]:
+        """Columns of f, i, o, p and g."""
+        own = (self.gates - 3) // 2 * size
+        return own, size, size, own, size
+
+    def _extra(self, extra: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """tanh of the new c, and what was chosen for f and p."""
+        own = (extra.shape[1] - size) // 2
+        y, f, p = extra.split((size, own, own), dim=1)
+        return y, f, p
+
+    def _amounts(
+        self, gates: Tensor, other: Tensor, forget: ForgetRange
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """f* and p*, then i, o and g, then what was chosen for f and p."""
+        f, i, o, p, g, chosen = _split(gates, self._sizes(other.shape[1]))
+        chosen_f, chosen_p = chosen.chunk(2, dim=1) if chosen.shape[1] else (chosen, chosen)
+        z_f = self.rule.amount(f, chosen_f, forget)
+        return z_f, self.rule.amount(p, chosen_p, forget), i, o, g, chosen
 
 
-GRU = _RevGRU("RevGRU", ("z", "r", "g"), states=1)
-LSTM = _RevLSTM("RevLSTM", ("f", "i", "o", "p", "g"), states=2)
+GRU = _RevGRU("RevGRU", 1, Fractional())
+LSTM = _RevLSTM("RevLSTM", 2, Fractional())
 
 
-def _multiply(codec: Codec, h: Tensor, z: Tensor, stored_units: int) -> Tensor:
-    """``z (*) h``, of which the first units only need the value: what they were is stored."""
-    if stored_units == 0:
-        return codec.multiply(h, z)
-    product = torch.empty_like(h)
-    product[:, :stored_units] = multiply_untaped(h[:, :stored_units], z[:, :stored_units])
-    if stored_units < h.shape[1]:
-        product[:, stored_units:] = codec.multiply(h[:, stored_units:], z[:, stored_units:])
-    return product
+def without_forgetting(cell: Cell) -> Cell:
+    """The same cell with nothing forgotten. f and p of a RevLSTM are of no use then."""
+    return replace(cell, rule=Retained(gated=cell.states == 1))
 
 
-def _divide(codec: Codec, h: Tensor, z: Tensor, stored: Tensor | None) -> Tensor:
-    """The h that `_multiply` was given; ``stored`` (n, K) are its first units.
-
-    Each must lead to what its unit is now: nothing else would notice that it was changed.
-    """
-    if stored is None:
-        return codec.divide(h, z)
-    units = stored.shape[1]
-    wrong = (multiply_untaped(stored, z[:, :units]) != h[:, :units]).any(1)
-    if bool(wrong.any()):
-        row = int(wrong.int().argmax())
-        raise ReversalError.because(f"a stored unit of batch row {row} was changed", row)
-    if units == h.shape[1]:
-        return stored
-    return torch.cat((stored, codec.divide(h[:, units:], z[:, units:])), dim=1)
-
-
-def _forget_value(gate: Tensor, forget: ForgetRange) -> Tensor:
-    """``z* / 2**RADIX_Z`` for the sigmoid s of a forget gate."""
-    return quantise_forget(gate, forget).to(gate.dtype) / Z_ONE
-
-
-def _forget_slope(gate: Tensor, forget: ForgetRange) -> Tensor:
-    """``dz/dpre = (1 - a) s (1 - s)``."""
-    return (1 - forget.floor) * gate * (1 - gate)
-
-
-# Reversal needs the very same gates again, whatever the batch and the number of threads. PyTorch's
-# own sigmoid and tanh do not promise that: they use one routine in the body of a tensor and
-# another in the tail of each thread's share, and the two differ in the last bit. So both are built
-# from sums, products and quotients, which IEEE 754 rounds in one way only.
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """``1 / (1 + e^-x) = 1 / (2 + expm1(-x))``."""
-    # A quotient, not the reciprocal that ``1 / tensor`` becomes.
-    return x.new_ones(()) / (2 + _expm1(-x))
-
-
-def tanh(x: Tensor) -> Tensor:
-    """``(e^2x - 1) / (e^2x + 1) = t / (t + 2)`` with ``t = expm1(2 x)``: exact to the last bits
-    around zero too."""
-    t = _expm1(2 * x)
-    return t / (t + 2)
-
-
-def _expm1(x: Tensor) -> Tensor:
-    """``e^x - 1`` for finite x, as ``2^n p + (2^n - 1)`` with ``p = expm1(x - n ln 2)``.
-
-    p is a Taylor polynomial on ``|x - n ln 2| <= ln 2 / 2``, long enough for the dtype. x is cut at
-    +-64, where sigmoid and tanh are long since constant.
-    """
-    bits, exponent, degree, split = _FORMATS[x.dtype]
-    x = x.clamp(-64, 64)
-    n = (x * (1 / math.log(2))).round()
-    # ln 2 in two parts; n times the first is exact.
-    high = round(math.log(2) * 2**split) / 2**split
-    rest = (x - n * high) - n * (math.log(2) - high)
-    p = torch.full_like(x, 1 / math.factorial(degree))
-    for k in range(degree - 1, 0, -1):
-        p.mul_(rest).add_(1 / math.factorial(k))
-    p.mul_(rest)
-    mantissa = bits.itemsize * 8 - 1 - exponent
-    power = ((n.to(bits) + ((1 << (exponent - 1)) - 1)) << mantissa).view(x.dtype)
-    return power * p + (power - 1)
-
-
-_FORMATS = {
-    # Integer of the same size, bits of the exponent, degree of the Taylor polynomial, and how many
-    # bits of ln 2 its first part has.
-    torch.float32: (torch.int32, 8, 7, 15),
-    torch.float64: (torch.int64, 11, 13, 40),
-}
+def _split(gates: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The gates, and then the columns behind them: what was chosen."""
+    return tuple(gates.split((*sizes, gates.shape[1] - sum(sizes)), dim=1))

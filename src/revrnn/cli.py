@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import torch
 
@@ -19,6 +16,8 @@ try:
     from lightning_fabric.utilities import rank_zero_only
 
     from revrnn import plots
+    from revrnn._options import SETTINGS, with_options
+    from revrnn.cli_toy import toy
     from revrnn.recipes import corpora, training
     from revrnn.recipes.errors import RecipeError
     from revrnn.recipes.presets import PRESETS, Preset, preset
@@ -29,83 +28,15 @@ except ModuleNotFoundError as error:
 
 from revrnn.errors import NonFiniteError, StateOverflowError
 
-_SETTINGS: dict[str, Any] = {
-    "no_args_is_help": True,
-    "add_completion": False,
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
-}
-app = typer.Typer(help="Reversible recurrent nets: experiments and their data.", **_SETTINGS)
-lm = typer.Typer(help="Language models: train, evaluate, generate, plot.", **_SETTINGS)
-data = typer.Typer(help="Corpora.", **_SETTINGS)
+app = typer.Typer(help="Reversible recurrent nets: experiments and their data.", **SETTINGS)
+lm = typer.Typer(help="Language models: train, evaluate, generate, plot.", **SETTINGS)
+data = typer.Typer(help="Corpora.", **SETTINGS)
 app.add_typer(lm, name="lm")
 app.add_typer(data, name="data")
+app.add_typer(toy, name="toy")
 
 Folder = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-
-# ----------------------------------------------------------------- options from dataclasses' fields
-
-
-def field_help(kind: type) -> dict[str, str]:
-    """What stands under each field of a dataclass."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
-    found = {}
-    for item, below in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(item, ast.AnnAssign)
-            and isinstance(item.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[item.target.id] = " ".join(str(below.value.value).split())
-    return found
-
-
-def options(kind: type, leave_out: Sequence[str] = ()) -> list[inspect.Parameter]:
-    """An option for every field; None, the field's default, is what was not given."""
-    text, hints = field_help(kind), get_type_hints(kind)
-    found = []
-    for item in fields(kind):
-        if item.name in leave_out:
-            continue
-        shown = "" if item.default in (MISSING, None, "") else f" [default: {_shown(item.default)}]"
-        help_ = text[item.name] + shown
-        annotation: Any = Annotated[hints[item.name] | None, typer.Option(help=help_)]
-        found.append(
-            inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
-    return found
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def with_options(*kinds: tuple[type, Sequence[str]]) -> Callable[[Any], Any]:
-    """Replace a command's ``**given`` by the options of dataclasses."""
-
-    def decorate(function: Any) -> Any:
-        signature = inspect.signature(function, eval_str=True)
-        own = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in signature.parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        for kind, leave_out in kinds:
-            own += options(kind, leave_out)
-        function.__signature__ = signature.replace(parameters=own)
-        function.__annotations__ = {item.name: item.annotation for item in own}
-        return function
-
-    return decorate
 
 
 # -------------------------------------------------------------------------------- language models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ class LayerReport:
     naive_bits: int
     """Storing all hidden states in 32 bits."""
     unit_steps: int
-    """Multiplications on tape: taped units times steps times rows."""
+    """What the reverse pass brings back: units that are not stored, times steps times rows."""
 
     @property
     def held_bits(self) -> int:
@@ -39,12 +40,12 @@ class LayerReport:
 
     @property
     def overhead(self) -> float:
-        """Held over ideal; 1 is the entropy limit."""
+        """Held over ideal; 1 is the entropy limit. NaN where nothing has to be held at all."""
         return self.held_bits / self.ideal_bits if self.ideal_bits else float("nan")
 
     @property
     def savings(self) -> float:
-        """Storing all hidden states over held."""
+        """Storing all hidden states over held; infinite where nothing is held."""
         return self.naive_bits / self.held_bits if self.held_bits else float("inf")
 
 
@@ -89,7 +90,7 @@ class TapeReport:
 
     @property
     def unit_steps(self) -> int:
-        """Multiplications on tape."""
+        """Units that the reverse pass brings back, times steps times rows."""
         return self.total.unit_steps
 
     @property
@@ -111,10 +112,15 @@ class TapeReport:
         lines = [
             f"{row.name:<20}{row.held_bits:>14,}{row.tape_bits:>14,}{row.lane_bits:>10,}"
             f"{row.stored_bits:>14,}{row.ideal_bits:>14,.0f}{row.naive_bits:>14,}"
-            f"{row.overhead:>12.3f}{row.savings:>8.1f}x"
+            f"{_or_dash(row.overhead, '.3f'):>12}{_or_dash(row.savings, '.1f', 'x'):>9}"
             for row in rows
         ]
         return "\n".join([header, *lines])
+
+
+def _or_dash(ratio: float, form: str, unit: str = "") -> str:
+    """A ratio, or a dash where there is nothing to divide by."""
+    return f"{ratio:{form}}{unit}" if math.isfinite(ratio) else "-"
 
 
 class LiveBytes:

@@ -48,13 +48,23 @@ class StateOverflowError(OverflowError):
     Raised by the forward pass, at the step that did it.
     """
 
+    _FORGET_MORE = (
+        "Lower the learning rate or clip the gradients, let the layer forget more "
+        "(max_forget_bits=None or larger), or detach and rescale the state that is carried from "
+        "sequence to sequence."
+    )
+    _NEVER_FORGETS = (
+        "With forget='none' every step adds to the state and nothing takes away from it: begin "
+        "shorter sequences at a zero state, penalise the norm of the state, or let the layer "
+        "forget (forget='fractional')."
+    )
+
     @classmethod
-    def at(cls, layer: str, step: int, row: int) -> Self:
+    def at(cls, layer: str, step: int, row: int, *, forgets: bool = True) -> Self:
         return cls(
             f"{layer}: the state of batch row {row} left the fixed-point range "
-            f"|h| < {STATE_LIMIT_VALUE:g} at time step {step}. Lower the learning rate or clip the "
-            "gradients, let the layer forget more (max_forget_bits=None or larger), or detach and "
-            "rescale the state that is carried from sequence to sequence."
+            f"|h| < {STATE_LIMIT_VALUE:g} at time step {step}. "
+            f"{cls._FORGET_MORE if forgets else cls._NEVER_FORGETS}"
         )
 
 

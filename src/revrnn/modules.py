@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from revrnn import _checks, kernels
 from revrnn._sequence import InputSequence, float32, output_dtype
 from revrnn.advance import Memory, Stack
-from revrnn.cells import GRU, LSTM, Cell
+from revrnn.cells import GRU, LSTM, Cell, without_forgetting
 from revrnn.chunks import default_chunk_size
 from revrnn.diagnostics import LayerReport, TapeReport
 from revrnn.fixed import ForgetRange
@@ -26,23 +26,32 @@ from revrnn.kernels import Backend, Layer, Weights
 from revrnn.reverse import Plan, Recurrence
 
 TapeName: TypeAlias = Literal["entropy", "paper"]
+ForgetName: TypeAlias = Literal["fractional", "none"]
 Device: TypeAlias = torch.device | str | int | None
 
 
 class _Reversible(nn.Module):
     """What layers and cells share: sizes and parameters."""
 
-    _cell: ClassVar[Cell]
+    _kind: ClassVar[Cell]
+    """With fractional forgetting."""
+
+    _cell: Cell
+    """With the forgetting that was asked for."""
 
     _shapes: list[dict[str, tuple[int, ...]]]
     """Names and shapes of W_ih, W_hh and, unless bias=False, bias: a slot each. A *slot* is a layer
     and direction, in the order of torch.nn."""
 
-    def __init__(self, input_size: int, hidden_size: int, max_forget_bits: float | None) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, max_forget_bits: float | None, forget: ForgetName
+    ) -> None:
         super().__init__()
         self.input_size = _checks.positive("input_size", input_size)
         self.hidden_size = _checks.even("hidden_size", hidden_size)
-        self.max_forget_bits = _checks.forget_bits(max_forget_bits)
+        self.forget = _checks.one_of("forget", forget, ("fractional", "none"))
+        self.max_forget_bits = _checks.forget_bits(max_forget_bits, forget)
+        self._cell = self._kind if forget == "fractional" else without_forgetting(self._kind)
 
     def _register(
         self, slots: list[tuple[str, int]], bias: bool, device: Device, dtype: torch.dtype | None
@@ -80,6 +89,8 @@ class _Reversible(nn.Module):
 
     def _layer_of(self, name: str, input_size: int, stored_units: int = 0) -> Layer:
         forget = ForgetRange.from_bits(self.max_forget_bits)
+        if not self._cell.rule.forgets:
+            stored_units = 0  # they come back without
         return Layer(self._cell, input_size, self.hidden_size, forget, stored_units, name)
 
 
@@ -116,8 +127,9 @@ class _ReversibleRNN(_Reversible):
         chunk_size: int | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        forget: ForgetName = "fractional",
     ) -> None:
-        super().__init__(input_size, hidden_size, max_forget_bits)
+        super().__init__(input_size, hidden_size, max_forget_bits, forget)
         self.num_layers = _checks.positive("num_layers", num_layers)
         self.bias = bias
         self.batch_first = bool(batch_first)
@@ -125,7 +137,7 @@ class _ReversibleRNN(_Reversible):
         self.bidirectional = bool(bidirectional)
         self.weight_dropout = _checks.probability("weight_dropout", weight_dropout)
         self.reversible = bool(reversible)
-        self.tape = _checks.one_of("tape", tape, ("entropy", "paper"))
+        self.tape = _checks.tape(tape, forget)
         self.chunk_size = None if chunk_size is None else _checks.positive("chunk_size", chunk_size)
         if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
@@ -283,6 +295,9 @@ _ARGUMENTS = """
             on the reference kernels only.
         chunk_size: time steps worked on at once; None chooses by the batch size.
         device, dtype: of the parameters; the recurrence itself computes in float32 and fixed point.
+        forget: "fractional", or "none": nothing is ever forgotten, so there is no tape at all, and
+            states grow with every step. RevGRU: ``h <- h + (1 - z) g``; RevLSTM: ``c <- c + i g``,
+            ``h <- h + o tanh(c)``, with G = 3 gates i, o, g.
 
     Parameters are ``weight_ih_l{k}`` (G*H, I), ``weight_hh_l{k}`` (G*H, H/2) and ``bias_l{k}``
     (G*H,), with ``_reverse`` behind for the other direction; rows are group 1's gates, then group
@@ -300,7 +315,7 @@ class RevGRU(_ReversibleRNN):
         [z; r] = sigmoid(W [x; h_o]),  g = tanh(U [x; r h_o]),  h <- z h + (1 - z) g
 {_ARGUMENTS.replace("{gates}", "z, r, g (G = 3)")}"""
 
-    _cell = GRU
+    _kind = GRU
 
     def forward(
         self,
@@ -326,7 +341,7 @@ class RevLSTM(_ReversibleRNN):
         c <- f c + i g,  h <- p h + o tanh(c)
 {_ARGUMENTS.replace("{gates}", "f, i, o, p, g (G = 5)")}"""
 
-    _cell = LSTM
+    _kind = LSTM
 
     def forward(
         self,
@@ -355,8 +370,9 @@ class _ReversibleCell(_Reversible):
         max_forget_bits: float | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
+        forget: ForgetName = "fractional",
     ) -> None:
-        super().__init__(input_size, hidden_size, max_forget_bits)
+        super().__init__(input_size, hidden_size, max_forget_bits, forget)
         self._register([("", self.input_size)], bias, device, dtype)
         if not bias:
             self.register_parameter("bias", None)
@@ -367,6 +383,8 @@ class _ReversibleCell(_Reversible):
             parts += ", bias=False"
         if self.max_forget_bits is not None:
             parts += f", max_forget_bits={self.max_forget_bits!r}"
+        if self.forget != "fractional":
+            parts += f", forget={self.forget!r}"
         return parts
 
     def _step(self, input: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
@@ -402,7 +420,7 @@ class RevGRUCell(_ReversibleCell):
     with the shapes and rows of ``RevGRU``'s ``weight_ih_l0`` and so on.
     """
 
-    _cell = GRU
+    _kind = GRU
     _state_names = ("hx",)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
@@ -417,7 +435,7 @@ class RevLSTMCell(_ReversibleCell):
     The lowest bits of h and c are not those of a RevLSTM, see `RevGRUCell`.
     """
 
-    _cell = LSTM
+    _kind = LSTM
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None

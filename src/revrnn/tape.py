@@ -48,7 +48,7 @@ class SealedTape:
 
     lanes: Tensor
     """uint8 (N, 2 W + W/4): a lane's 18 bits as two low bytes, then the top two bits of four lanes
-    in each byte."""
+    in each byte. (N, 0) of a tape that was not written: its lanes are where they began."""
 
     segments: tuple[tuple[Tensor, Tensor], ...]
     """(bytes, fill) in the order of writing. ``bytes``: uint8, the rows' bytes one row after the
@@ -169,16 +169,22 @@ class EntropyTape:
         self.stack = self.stack.new_empty(0)
 
     def seal(self) -> SealedTape:
-        """End the forward pass: hand over what was written. The tape is of no use after that."""
+        """End the forward pass: hand over what was written. The tape is of no use after that.
+
+        A tape that does not write hands over nothing; it can be opened again if nothing was
+        multiplied, as in layers that never forget.
+        """
         self._seal_region(int(self.fill.max()) if len(self.fill) else 0)
-        return SealedTape(_pack_lanes(self.lanes), tuple(self._segments))
+        lanes = _pack_lanes(self.lanes)
+        return SealedTape(lanes if self.writing else lanes[:, :0].clone(), tuple(self._segments))
 
     @classmethod
     def open(cls, sealed: SealedTape, start: Tensor | None = None) -> EntropyTape:
         """A tape to reverse from, which began with the lanes ``start`` (None: all L). Bytes are
         popped straight out of the sealed segments, of which nothing is copied or changed."""
         tape = cls(len(sealed.lanes), writing=False, device=sealed.lanes.device, start=start)
-        tape.lanes = _unpack_lanes(sealed.lanes)
+        if sealed.lanes.shape[1]:
+            tape.lanes = _unpack_lanes(sealed.lanes)
         low = (tape.lanes < exact.LANE_LOW).any(1)  # 18 bits hold nothing above the range
         if bool(low.any()):
             row = _first(low)

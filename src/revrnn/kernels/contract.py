@@ -43,6 +43,11 @@ class Layer:
     @property
     def taped_units(self) -> int:
         """Multiplications recorded on the tape by one row in one step."""
+        return self.restored_units if self.cell.rule.forgets else 0
+
+    @property
+    def restored_units(self) -> int:
+        """Units that one row's reverse step has to bring back, since they are not stored."""
         return self.cell.states * self.hidden_size - self.stored_units
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 import revrnn._cpu as _cpu
 from revrnn import cells, fixed, tape
 from revrnn.errors import NonFiniteError, ReversalError, StateOverflowError
+from revrnn.forgetting import Fractional, Retained, Rule
 from revrnn.kernels._openmp import gomp_parallel
 from revrnn.kernels.contract import Gradients, Layer, Record, Steps, Weights
 from revrnn.tape import Codec, EntropyTape
@@ -22,6 +23,7 @@ if (_cpu.RADIX_H, _cpu.RADIX_Z, _cpu.LANES) != (fixed.RADIX_H, fixed.RADIX_Z, ta
 _cpu.borrow_openmp(gomp_parallel())
 
 _CELLS = {cells.GRU.name: 0, cells.LSTM.name: 1}
+_RULES: dict[type[Rule], int] = {Fractional: 0, Retained: 1}
 GRAIN = 1 << 20
 """Multiplications of a call that are worth a second thread, and so on: waking one takes as long."""
 
@@ -64,6 +66,8 @@ class CpuBackend:
         rows = layer.cell.gates * layer.hidden_size
         shape = _cpu.Shape(
             _CELLS[layer.cell.name],
+            _RULES[type(layer.cell.rule)],
+            len(layer.cell.rule.names("")),
             layer.input_size,
             layer.hidden_size,
             layer.stored_units,
@@ -163,7 +167,8 @@ class CpuBackend:
             threads,
         )
         if fault == _OVERFLOW:
-            raise StateOverflowError.at(layer.name, steps.time(step), row)
+            forgets = layer.cell.rule.forgets
+            raise StateOverflowError.at(layer.name, steps.time(step), row, forgets=forgets)
         if fault == _NOT_FINITE and not reverse:
             raise NonFiniteError.at(layer.name, steps.time(step), row)
         if fault != _NO_FAULT:

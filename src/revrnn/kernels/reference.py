@@ -260,7 +260,8 @@ def _side_by_side(now: Tensor, dtype: torch.dtype) -> Tensor:
 def _check_range(now: Tensor, layer: Layer, step: Step) -> None:
     beyond = (now.abs() >= STATE_LIMIT).any(2).any(0)
     if bool(beyond.any()):
-        raise StateOverflowError.at(layer.name, step.time, int(beyond.int().argmax()))
+        row = int(beyond.int().argmax())
+        raise StateOverflowError.at(layer.name, step.time, row, forgets=layer.cell.rule.forgets)
 
 
 def _add_weight_gradients(
