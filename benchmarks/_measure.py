@@ -5,21 +5,16 @@ from __future__ import annotations
 
 import csv
 import gc
-import os
 import platform
 import random
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
-import torch
-
-import revrnn
+from revrnn.recipes.provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -115,46 +110,14 @@ def _no_collection() -> Iterator[None]:
 
 def environment() -> dict[str, object]:
     """Where and with what a result was measured: the first columns of every row."""
+    known = provenance()
+    first = ("date", "commit", "revrnn", "kernels", "torch")
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "commit": commit(),
-        "revrnn": revrnn.__version__,
-        "kernels": revrnn.kernels.choose(torch.device("cpu")).name,
-        "torch": torch.__version__,
+        **{name: known[name] for name in first},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": cpu_model(),
-        "cores": os.cpu_count() or 0,
-        "threads": torch.get_num_threads(),
+        **{name: value for name, value in known.items() if name not in first},
     }
-
-
-def commit() -> str:
-    """This checkout's commit, with a ``+`` behind if sources differ from it; "" without git."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", "src", "csrc", "benchmarks/*.py")
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def cpu_model() -> str:
-    """The name of the CPU, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    fields = dict((part.strip() for part in line.split(":", 1)) for line in lines if ":" in line)
-    name = fields.get("model name") or platform.machine()
-    # Virtual machines hide the model behind a bare brand; family and model say which it is.
-    if "cpu family" in fields:
-        name += f" (family {fields['cpu family']}, model {fields.get('model', '?')})"
-    return name
 
 
 def append_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("lightning_fabric")
 from revrnn.recipes import growth
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.growth import Arguments, Row
-from revrnn.recipes.training import StoppedError
+from revrnn.recipes.stopping import StoppedError
 
 
 @pytest.fixture(autouse=True)

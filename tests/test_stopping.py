@@ -6,10 +6,7 @@ import signal
 
 import pytest
 
-pytest.importorskip("lightning_fabric")
-
-from revrnn.recipes.stopping import Signals
-from revrnn.recipes.training import StoppedError
+from revrnn.recipes.stopping import Signals, StoppedError
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

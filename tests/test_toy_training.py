@@ -17,9 +17,9 @@ pytest.importorskip("lightning_fabric")
 
 from revrnn.recipes import checkpoints, toy_training
 from revrnn.recipes.errors import RecipeError
+from revrnn.recipes.stopping import StoppedError
 from revrnn.recipes.toy import MODELS
 from revrnn.recipes.toy_training import PRESETS, Arguments, Progress, Resources
-from revrnn.recipes.training import StoppedError
 
 
 @pytest.fixture(autouse=True)

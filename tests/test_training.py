@@ -26,7 +26,8 @@ pytest.importorskip("lightning_fabric")
 from revrnn.recipes import checkpoints, corpora, training
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.language_model import MODELS
-from revrnn.recipes.training import Arguments, Progress, Resources, StoppedError, train
+from revrnn.recipes.stopping import StoppedError
+from revrnn.recipes.training import Arguments, Progress, Resources, train
 
 WORDS = 30
 NO_DROPOUT = {f"{name}_dropout": 0.0 for name in ("embedding", "input", "output", "weight")}

@@ -21,6 +21,7 @@ try:
     from revrnn.recipes import corpora, training
     from revrnn.recipes.errors import RecipeError
     from revrnn.recipes.presets import PRESETS, Preset, preset
+    from revrnn.recipes.stopping import StoppedError
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"revrnn: the command line needs {error.name}: pip install 'revrnn[cli]'"
@@ -218,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments, prog_name="revrnn")
     except RecipeError as error:
         sys.exit(_say(str(error), 2))
-    except training.StoppedError as error:
+    except StoppedError as error:
         sys.exit(_say(f"{error}; --resume goes on from the checkpoint", error.exit_code))
     except (NonFiniteError, StateOverflowError) as error:
         sys.exit(_say(str(error), 1))

@@ -42,7 +42,7 @@ def commit(folder: Path) -> str:
         # An installed package may lie inside the checkout of something else.
         if not git("ls-files", "--", "."):
             return ""
-        changed = git("status", "--porcelain", "--", ":/src", ":/csrc")
+        changed = git("status", "--porcelain", "--", ":/src", ":/csrc", ":/benchmarks/*.py")
         return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -6,7 +6,13 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-from revrnn.recipes.training import StoppedError
+
+class StoppedError(Exception):
+    """A signal asked the run to stop; the checkpoint is written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
 
 
 class Signals:
@@ -39,6 +45,10 @@ class Signals:
     def asked(self) -> bool:
         return self._asked > 0
 
+    def stopped(self) -> StoppedError:
+        """By the signal noted; by SIGTERM if another process noted one."""
+        return StoppedError(self._asked or signal.SIGTERM)
+
     def raise_if_asked(self) -> None:
         if self._asked:
-            raise StoppedError(self._asked)
+            raise self.stopped()

@@ -14,14 +14,12 @@ import json
 import math
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -44,6 +42,8 @@ from revrnn.recipes.language_model import (
     paper_report,
     parameter_count,
 )
+from revrnn.recipes.provenance import provenance
+from revrnn.recipes.stopping import Signals, StoppedError
 
 if distributed.is_available():
     # Before a process group exists: its functions would keep it as a default argument.
@@ -200,14 +200,6 @@ def choose_device(name: str) -> str:
     if name == "cuda" and not there:
         raise RecipeError("there is no CUDA device that torch can use: choose --device cpu.")
     return "cuda" if there and name != "cpu" else "cpu"
-
-
-class StoppedError(Exception):
-    """A signal asked the run to stop; the checkpoint is written."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.exit_code = 128 + number
 
 
 # ---------------------------------------------------------------------------- the state of training
@@ -372,7 +364,7 @@ class _Run:
             self.state = fabric.to_device(_map(saved["state"], self._own_rows))
         # `wrapped` synchronises gradients between processes; `model` is the same weights.
         self.wrapped, self.optimizer = fabric.setup(self.model, optimizer)
-        self.signal = 0
+        self.signals = Signals()
         self.started = self.written = time.monotonic()
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -381,7 +373,7 @@ class _Run:
         progress = self.progress
         if self.fabric.is_global_zero:
             self._describe()
-        with self._signals(), self._board() as board:
+        with self.signals, self._board() as board:
             while not progress.finished(self.arguments, self.resources.epochs):
                 if not self._epoch(board):
                     self._save(checkpoints.LAST)
@@ -496,14 +488,14 @@ class _Run:
                         self.arguments.eval_batch,
                         length=self.arguments.length,
                         name="valid",
-                        check=self._raise_if_asked,
+                        check=self.signals.raise_if_asked,
                     )
             except StoppedError:
                 pass
         found = self.fabric.broadcast(found)
         if found is None:
             self._save(checkpoints.LAST)
-            raise StoppedError(self.signal or signal.SIGTERM)
+            raise self.signals.stopped()
         return found
 
     def _paper_savings(self) -> float:
@@ -516,32 +508,12 @@ class _Run:
 
     # -- stopping ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Finish the step in hand on SIGINT and SIGTERM; a second one ends it at once."""
-
-        def ask(number: int, _: FrameType | None) -> None:
-            if self.signal:
-                raise KeyboardInterrupt
-            self.signal = number
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _raise_if_asked(self) -> None:
-        if self.signal:
-            raise StoppedError(self.signal)
-
     def _time_is_up(self) -> bool:
         """After a step: stop if a signal says so, checkpoint if it is time. All processes agree."""
         now, resources = time.monotonic(), self.resources
         minutes = math.inf if resources.max_minutes is None else resources.max_minutes
         asked = [
-            self.signal > 0,
+            self.signals.asked,
             now - self.started > 60 * minutes,
             now - self.written > 60 * resources.checkpoint_minutes,
         ]
@@ -551,7 +523,7 @@ class _Run:
         stop, up, due = asked
         if stop:
             self._save(checkpoints.LAST)
-            raise StoppedError(self.signal or signal.SIGTERM)
+            raise self.signals.stopped()
         if due and not up:
             self._save(checkpoints.LAST)
         return up
@@ -590,10 +562,8 @@ class _Run:
     def _describe(self) -> None:
         """Write run.json, for people."""
         description = {
-            "revrnn": revrnn.__version__,
-            "torch": torch.__version__,
+            **provenance(),
             "processes": self.fabric.world_size,
-            "threads": torch.get_num_threads(),
             "device": str(self.fabric.device),
             "parameters": parameter_count(self.model),
             "best_possible": {split: 2**bits for split, bits in self.corpus.entropy.items()},
