@@ -42,7 +42,7 @@ class Backstep {
     return group == 0 ? old(0, t, n) + s_.group() : c_.mid + packed_row(t, n) * s_.group();
   }
   const float* extra(int64_t t, int64_t n, int group) const {
-    return c_.extra + packed_row(t, n) * s_.hidden + group * s_.group();
+    return c_.extra + packed_row(t, n) * 2 * s_.extra() + group * s_.extra();
   }
 
   void add_output_gradient(int64_t t, int64_t rows) const {
@@ -57,15 +57,33 @@ class Backstep {
   }
 
   // A forget gate's z, as (1 - z) g is computed with it.
-  F forget_gate(const float* gate, int64_t i, int left) const {
+  F forget_gate(const float* gate, const float* chosen, int64_t i, int left) const {
+    if (s_.rule == Rule::kDiscrete) return load_first(chosen + i, left);
     const F s = load_first(gate + i, left);
     return s_.rule == Rule::kRetained ? s : forget_value(quantise(s, forget_));
   }
   // In the place of the gate the gradient of its pre-activation, from that of z.
   void put_forget_slope(float* gate, int64_t i, int left, F d_z) const {
+    if (s_.rule == Rule::kDiscrete) return put_discrete_slope(gate + i, left, d_z);
     const F s = load_first(gate + i, left);
     const F scaled = s_.rule == Rule::kRetained ? d_z : mul(d_z, set1(1.0f - s_.floor));
     store_first(gate + i, mul(scaled, sigmoid_slope(s)), left);
+  }
+
+  // d_z w_n (2^-n - sum_j w_j 2^-j), over the temperature; 0 where relu is flat, w being negative.
+  void put_discrete_slope(float* columns, int left, F d_z) const {
+    const int64_t d = s_.group();
+    F mean = zero();
+    float half = 1.0f;
+    for (int64_t b = 0; b < s_.blocks; ++b, half *= 0.5f) {
+      mean = fma(abs(load_first(columns + b * d, left)), set1(half), mean);
+    }
+    const F scaled = mul(d_z, set1(s_.gumbel ? s_.softness : 1.0f));
+    half = 1.0f;
+    for (int64_t b = 0; b < s_.blocks; ++b, half *= 0.5f) {
+      const F w = max(load_first(columns + b * d, left), zero());
+      store_first(columns + b * d, mul(mul(scaled, w), sub(set1(half), mean)), left);
+    }
   }
 
   // h' = z h + (1 - z) g:
@@ -85,7 +103,7 @@ class Backstep {
       for (int64_t i = 0; i < d; i += kWidth) {
         const int left = static_cast<int>(d - i);
         const F g = load_first(candidate + i, left), dn = load_first(dh + i, left);
-        const F z = forget_gate(gate, i, left);
+        const F z = forget_gate(gate, extra(t, n, group) + d, i, left);
         const F dz = mul(dn, sub(forgets ? load_first(h + i, left) : zero(), g));
         const F dg = mul(dn, sub(one, z));
         put_forget_slope(gate, i, left, dz);
@@ -142,8 +160,8 @@ class Backstep {
         const F dcn = fma(mul(dn, o), sub(one, mul(tc, tc)), load_first(dc + j, left));
         F dh_old = dn, dc_old = dcn;
         if (forgets) {
-          dh_old = mul(dn, forget_gate(p_gate, j, left));
-          dc_old = mul(dcn, forget_gate(f_gate, j, left));
+          dh_old = mul(dn, forget_gate(p_gate, tanh_c + 2 * d, j, left));
+          dc_old = mul(dcn, forget_gate(f_gate, tanh_c + d, j, left));
           put_forget_slope(f_gate, j, left, mul(dcn, load_first(c + j, left)));
           put_forget_slope(p_gate, j, left, mul(dn, load_first(h + j, left)));
         }
@@ -193,7 +211,7 @@ class ChunkGradients {
       if (s.cell == Cell::kGru) {
         const int64_t main = s.candidate();
         add({first, main, other, stride, d, c_.d_hh, nullptr});
-        add({first + main, d, c_.extra + group * d, h, d, c_.d_hh, nullptr});
+        add({first + main, d, c_.extra + group * s.extra(), 2 * s.extra(), d, c_.d_hh, nullptr});
       } else {
         add({first, s.gates() * d, other, stride, d, c_.d_hh, nullptr});
       }

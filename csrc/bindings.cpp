@@ -64,11 +64,14 @@ NB_MODULE(_cpu, m) {
       .def(
           "__init__",
           [](Shape* self, int cell, int rule, int64_t blocks, int64_t inputs, int64_t hidden,
-             int64_t stored, float floor, int32_t z_min) {
+             int64_t stored, float floor, int32_t z_min, bool gumbel, float softness, bool draws,
+             uint64_t seed) {
             new (self) Shape{static_cast<revrnn::Cell>(cell), static_cast<revrnn::Rule>(rule),
-                             blocks, inputs, hidden, stored, floor, z_min};
+                             blocks, inputs, hidden, stored, floor, z_min, gumbel, softness, draws,
+                             seed};
           },
-          "cell"_a, "rule"_a, "blocks"_a, "inputs"_a, "hidden"_a, "stored"_a, "floor"_a, "z_min"_a);
+          "cell"_a, "rule"_a, "blocks"_a, "inputs"_a, "hidden"_a, "stored"_a, "floor"_a, "z_min"_a,
+          "gumbel"_a, "softness"_a, "draws"_a, "seed"_a);
 
   m.def("packed_floats", [](const std::string& name, const Shape& shape, bool backward) {
     return tier(name).packed_floats(shape, backward);
@@ -90,10 +93,11 @@ NB_MODULE(_cpu, m) {
   m.def(
       "walk",
       [](const std::string& name, bool reverse, const Shape& shape, int64_t steps, int64_t rows,
-         int64_t batch, Address offsets, Address active, Address packed, Address x, Address state,
-         Address lanes, Address stack, Address begin, Address fill, Address ideal, bool writing,
-         Address stored, Address out, int64_t out_stride, int64_t out_units, Address gates,
-         Address old, Address mid, Address extra, Address scratch, int threads) {
+         int64_t batch, Address offsets, Address active, int64_t first, int64_t stride,
+         Address packed, Address x, Address state, Address lanes, Address stack, Address begin,
+         Address fill, Address ideal, bool writing, Address stored, Address out, int64_t out_stride,
+         int64_t out_units, Address gates, Address old, Address mid, Address extra, Address scratch,
+         int threads) {
         const revrnn::Tier& t = tier(name);
         const Chunk chunk{shape,
                           steps,
@@ -101,6 +105,8 @@ NB_MODULE(_cpu, m) {
                           batch,
                           at<int64_t>(offsets),
                           at<int64_t>(active),
+                          first,
+                          stride,
                           at<float>(packed),
                           at<float>(x),
                           at<int32_t>(state),
@@ -122,9 +128,9 @@ NB_MODULE(_cpu, m) {
         return as_tuple(status);
       },
       "tier"_a, "reverse"_a, "shape"_a, "steps"_a, "rows"_a, "batch"_a, "offsets"_a, "active"_a,
-      "packed"_a, "x"_a, "state"_a, "lanes"_a, "stack"_a, "begin"_a, "fill"_a, "ideal"_a,
-      "writing"_a, "stored"_a, "out"_a, "out_stride"_a, "out_units"_a, "gates"_a, "old"_a, "mid"_a,
-      "extra"_a, "scratch"_a, "threads"_a);
+      "first"_a, "stride"_a, "packed"_a, "x"_a, "state"_a, "lanes"_a, "stack"_a, "begin"_a,
+      "fill"_a, "ideal"_a, "writing"_a, "stored"_a, "out"_a, "out_stride"_a, "out_units"_a,
+      "gates"_a, "old"_a, "mid"_a, "extra"_a, "scratch"_a, "threads"_a);
 
   m.def(
       "backprop",

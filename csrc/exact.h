@@ -108,6 +108,15 @@ struct RowCoder {
   }
 };
 
+// The low digits of h* rotated by those that a factor, a power of two, moves beyond RADIX_Z places:
+// with z* = 2^(RADIX_Z - n) the lowest n go above the others, with 2^n back again.
+static inline I rotate(I h, I factor) {
+  const I digits = set1i(kZOne - 1);
+  const I t = mul_low(bit_and(h, digits), factor);
+  const I rotated = bit_or(shift_right<REVRNN_RADIX_Z>(t), bit_and(t, digits));
+  return bit_or(bit_and(h, set1i(~(kZOne - 1))), rotated);
+}
+
 // The product of a unit that skips the tape because it is stored: floor(h* z* / 2^RADIX_Z).
 static inline I multiply_untaped(I h, I z) {
   const I low = shift_right<REVRNN_RADIX_Z>(mul_low(bit_and(h, set1i(kZOne - 1)), z));

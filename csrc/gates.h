@@ -67,14 +67,94 @@ static bool tanh_row(float* a, int64_t n) {
   return !any(bad);
 }
 
+// What one thread of `threads` works with: its batch rows are thread, thread + threads, ...
+struct Deal {
+  int thread, threads;
+  // How many of the first `active` batch rows are this thread's.
+  int64_t share(int64_t active) const {
+    return active > thread ? (active - thread - 1) / threads + 1 : 0;
+  }
+  int64_t row(int64_t n) const { return thread + n * threads; }
+};
+
+// Where the noise of one group's step comes from.
+struct StepNoise {
+  int64_t time;
+  int group;
+  Deal deal;  // of the rows
+  RowNoise of(const Shape& s, int64_t n, int purpose) const {
+    return RowNoise(s.seed, time, deal.row(n), group, purpose);
+  }
+};
+
+// Discrete forgetting of d units of one row: in the place of the pre-activations (B blocks of d) their
+// weights, negative where relu is flat; to `chosen` the z that was drawn, or the likeliest one where
+// nothing is drawn (noise is null). src/revrnn/forgetting.py has the formulas; here logarithms are to
+// base 2, a factor that no weight and no choice sees. Returns false if a pre-activation is not finite.
+static bool choose_row(const Shape& s, float* columns, int64_t d, float* chosen,
+                       const RowNoise* noise) {
+  M bad = mask_first(0);
+  for (int64_t i = 0; i < d; i += kWidth) {
+    const int left = static_cast<int>(d - i);
+    F pre[kMostBlocks], weight[kMostBlocks];
+    F top = zero();
+    for (int64_t b = 0; b < s.blocks; ++b) {
+      pre[b] = load_first(columns + b * d + i, left);
+      bad = mask_or(bad, not_finite(pre[b]));
+      top = max(top, pre[b]);
+    }
+    F best = zero(), value = set1(1.0f), most = zero();
+    float half = 1.0f;
+    for (int64_t b = 0; b < s.blocks; ++b, half *= 0.5f) {
+      const F exponential = exp_bounded(max(sub(max(pre[b], zero()), top), set1(-60.0f)));
+      F odds = exponential;
+      if (noise) odds = div(odds, sub(zero(), log2_positive(noise->uniform(b * d + i))));
+      const F rank = noise ? odds : pre[b];
+      const M better = less(best, rank);
+      best = b == 0 ? rank : select(better, rank, best);
+      if (b > 0) value = select(better, set1(half), value);
+      weight[b] = s.gumbel ? odds : exponential;
+      most = max(most, weight[b]);
+    }
+    if (s.gumbel && s.softness != 1.0f) {
+      const F factor = set1(0.69314718f * s.softness);
+      for (int64_t b = 0; b < s.blocks; ++b) {
+        const F relative = max(div(weight[b], most), set1(0x1p-80f));
+        weight[b] = exp_bounded(max(mul(log2_positive(relative), factor), set1(-64.0f)));
+      }
+    }
+    F sum = weight[0];
+    for (int64_t b = 1; b < s.blocks; ++b) sum = add(sum, weight[b]);
+    const F scale = div(set1(1.0f), sum);
+    for (int64_t b = 0; b < s.blocks; ++b) {
+      const F w = mul(weight[b], scale);
+      store_first(columns + b * d + i, select(less(zero(), pre[b]), w, sub(zero(), w)), left);
+    }
+    store_first(chosen + i, value, left);
+  }
+  return !any(bad);
+}
+
+// One forget gate of one row, in place; what is chosen goes to `chosen`.
+static inline bool forget_row(const Shape& s, float* columns, float* chosen, const StepNoise& noise,
+                              int64_t n, int purpose) {
+  const int64_t d = s.group();
+  if (s.rule != Rule::kDiscrete) return sigmoid_row(columns, s.blocks * d);
+  if (!s.draws) return choose_row(s, columns, d, chosen, nullptr);
+  const RowNoise own = noise.of(s, n, purpose);
+  return choose_row(s, columns, d, chosen, &own);
+}
+
 // One group's gates for `rows` rows. `gates` holds the input projections (bias included) of this
 // group's G*D columns and receives the activations:
-//   RevGRU:  [z; r] = sigmoid(W [x; h_other]),  g = tanh(U [x; r * h_other]); r * h_other -> reset
+//   RevGRU:  [z; r] = sigmoid(W [x; h_other]),  g = tanh(U [x; r * h_other]); r * h_other -> extra
 //   RevLSTM: [f, i, o, p] = sigmoid(W [x; h_other]),  g = tanh(U [x; h_other])
+// With discrete forgetting z, f and p are chosen instead, and go behind the first D values of extra.
 // Returns the first row with a pre-activation that is not finite, or -1.
 __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Packed& w, int group, int64_t rows,
                                    const float* h_other, int64_t h_stride, float* gates,
-                                   int64_t gates_stride, float* reset, int64_t reset_stride) {
+                                   int64_t gates_stride, float* extra, int64_t extra_stride,
+                                   const StepNoise& noise) {
   const int64_t d = s.group();
   int64_t bad_row = -1;
   if (s.cell == Cell::kGru) {
@@ -82,16 +162,18 @@ __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Pac
          Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
       float* z = gates + n * gates_stride;
-      if (!sigmoid_row(z, s.candidate()) && bad_row < 0) bad_row = n;
+      float* rh = extra + n * extra_stride;
+      bool finite = forget_row(s, z, rh + d, noise, n, 0);
+      finite &= sigmoid_row(z + s.reset(), d);
+      if (!finite && bad_row < 0) bad_row = n;
       const float* r = z + s.reset();
       const float* h = h_other + n * h_stride;
-      float* rh = reset + n * reset_stride;
       for (int64_t i = 0; i < d; i += kWidth) {
         const int left = static_cast<int>(d - i);
         store_first(rh + i, mul(load_first(r + i, left), load_first(h + i, left)), left);
       }
     }
-    gemm(rows, reset, reset_stride, d, w.candidate[group], d, gates + s.candidate(), gates_stride,
+    gemm(rows, extra, extra_stride, d, w.candidate[group], d, gates + s.candidate(), gates_stride,
          nullptr, Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
       if (!tanh_row(gates + n * gates_stride + s.candidate(), d) && bad_row < 0) bad_row = n;
@@ -101,8 +183,12 @@ __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Pac
          Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
       float* f = gates + n * gates_stride;
-      if (!sigmoid_row(f, s.candidate()) && bad_row < 0) bad_row = n;
-      if (!tanh_row(f + s.candidate(), d) && bad_row < 0) bad_row = n;
+      float* chosen = extra + n * extra_stride + d;
+      bool finite = forget_row(s, f, chosen, noise, n, 0);
+      finite &= sigmoid_row(f + s.input(), 2 * d);  // i and o
+      finite &= forget_row(s, f + s.keep(), chosen + d, noise, n, 1);
+      finite &= tanh_row(f + s.candidate(), d);
+      if (!finite && bad_row < 0) bad_row = n;
     }
   }
   return bad_row;

@@ -10,7 +10,9 @@ constexpr int kLanes = 16;
 
 enum class Cell : int { kGru = 0, kLstm = 1 };
 // How units forget (src/revrnn/forgetting.py).
-enum class Rule : int { kFractional = 0, kRetained = 1 };
+enum class Rule : int { kFractional = 0, kRetained = 1, kDiscrete = 2 };
+// Columns a unit of a forget gate, at most: discrete forgetting of up to RADIX_Z bits.
+constexpr int kMostBlocks = REVRNN_RADIX_Z + 1;
 
 struct Shape {
   Cell cell;
@@ -21,11 +23,17 @@ struct Shape {
   int64_t stored;   // K, at most H/2
   float floor;      // a in z = a + (1 - a) s
   int32_t z_min;
+  bool gumbel;      // discrete forgetting: which estimator
+  float softness;   // and 1 / temperature
+  bool draws;       // false: nothing is drawn
+  uint64_t seed;    // of what is drawn
 
   int64_t group() const { return hidden / 2; }                                       // D
   int64_t gates() const { return cell == Cell::kGru ? blocks + 2 : 2 * blocks + 3; }  // G
   int64_t states() const { return cell == Cell::kGru ? 1 : 2; }                      // S
   int64_t gate_columns() const { return gates() * hidden; }                          // G*H
+  int64_t choices() const { return rule == Rule::kDiscrete ? states() : 0; }
+  int64_t extra() const { return (1 + choices()) * group(); }                        // X
   // Where a gate's columns begin among those of a group. RevGRU: z, r, g. RevLSTM: f, i, o, p, g.
   int64_t reset() const { return blocks * group(); }
   int64_t input() const { return blocks * group(); }
@@ -57,6 +65,8 @@ struct Chunk {
   int64_t batch;           // N
   const int64_t* offsets;  // (C): first packed row of each step
   const int64_t* active;   // (C): its rows, a prefix of the batch
+  int64_t first;           // the time index of its first step, and from one to the next
+  int64_t stride;
   const float* packed;     // what `pack` wrote
   const float* x;          // (R, I)
   int32_t* state;          // (S, N, H)
@@ -68,7 +78,7 @@ struct Chunk {
   float* gates;            // (R, G*H)
   float* old;              // (R, S*H), or null: no record
   float* mid;              // (R, D)
-  float* extra;            // (R, H)
+  float* extra;            // (R, 2*X)
   float* scratch;          // scratch_floats()
   int threads;
 };

@@ -56,9 +56,9 @@ static void pack(const Shape& s, const Weights& w, bool backward, float* base, i
   }
 }
 
-// Per batch row: h as floats (H), then one vector for each group's reset or tanh(c) (H), then the
-// backward pass's gradient of r * h_other (D). Plus one scratch of accumulate_outer a thread.
-static int64_t row_scratch(const Shape& s) { return 2 * s.hidden + s.group(); }
+// Per batch row: h as floats (H), then what is extra for each group (2*X), then the backward pass's
+// gradient of r * h_other (D). Plus one scratch of accumulate_outer a thread.
+static int64_t row_scratch(const Shape& s) { return s.hidden + 2 * s.extra() + s.group(); }
 
 static int64_t scratch_floats(const Shape& s, int64_t batch, int threads) {
   return batch * row_scratch(s) + threads * kOuterScratch;
@@ -87,16 +87,6 @@ static void project(const Chunk& c, const Packed& w) {
          c.gates + rows.first * columns, columns, w.bias, Start::kBias);
   });
 }
-
-// What one thread of `threads` works with: its batch rows are thread, thread + threads, ...
-struct Deal {
-  int thread, threads;
-  // How many of the first `active` batch rows are this thread's.
-  int64_t share(int64_t active) const {
-    return active > thread ? (active - thread - 1) / threads + 1 : 0;
-  }
-  int64_t row(int64_t n) const { return thread + n * threads; }
-};
 
 // One thread's view of the recurrence in a chunk.
 class Walk {
@@ -149,13 +139,13 @@ class Walk {
   float* gate_row(int64_t t, int64_t n, int group) const {
     return c_.gates + packed_row(t, n) * s_.gate_columns() + group * s_.gates() * s_.group();
   }
-  // r * h_other or tanh(c): in the record when there is one.
+  // r * h_other or tanh(c), then what was chosen: in the record when there is one.
   float* extra(int64_t t, int64_t n, int group) const {
-    float* row = c_.extra ? c_.extra + packed_row(t, n) * s_.hidden : value(n) + s_.hidden;
-    return row + group * s_.group();
+    float* row = c_.extra ? c_.extra + packed_row(t, n) * 2 * s_.extra() : value(n) + s_.hidden;
+    return row + group * s_.extra();
   }
   int64_t extra_stride() const {
-    return deal_.threads * (c_.extra ? s_.hidden : row_scratch(s_));
+    return deal_.threads * (c_.extra ? 2 * s_.extra() : row_scratch(s_));
   }
 
   Status failed(Fault fault, int64_t t, int64_t n) {
@@ -196,7 +186,7 @@ class Walk {
     const int64_t bad = compute_gates(
         s_, w_, group, rows, value(0) + (1 - group) * d, deal_.threads * row_scratch(s_),
         gate_row(t, 0, group), deal_.threads * s_.gate_columns(), extra(t, 0, group),
-        extra_stride());
+        extra_stride(), StepNoise{c_.first + c_.stride * t, group, deal_});
     if (bad >= 0) failed(Fault::kNotFinite, t, bad);
     return bad < 0;
   }
@@ -216,20 +206,21 @@ class Walk {
     IdealBits ideal;
     IdealBits* count = coder.writing ? &ideal : nullptr;
     bool good = true;
+    const float* chosen = extra(t, n, group) + d;
     if (s_.cell == Cell::kGru) {
-      with_rule(g, [&](const auto& z) {
+      with_rule(g, chosen, [&](const auto& z) {
         const KeepCandidate u{g + s_.candidate()};
         good = advance_units(d, stored, z, u, h, h_value, coder, count);
       });
     } else {
       float* tanh_c = extra(t, n, group);
       int32_t* c = state(1, n) + group * d;
-      with_rule(g, [&](const auto& f) {
+      with_rule(g, chosen, [&](const auto& f) {
         const Product u{g + s_.input(), g + s_.candidate()};
         good = advance_units(d, 0, f, u, c, tanh_c, coder, count);
       });
       tanh_row(tanh_c, d);
-      with_rule(g + s_.keep(), [&](const auto& p) {
+      with_rule(g + s_.keep(), chosen + d, [&](const auto& p) {
         const Product u{g + s_.output(), tanh_c};
         good &= advance_units(d, stored, p, u, h, h_value, coder, count);
       });
@@ -247,8 +238,9 @@ class Walk {
     const int32_t* before = stored > 0 ? c_.stored + packed_row(t, n) * stored : nullptr;
     RowCoder coder = open(n);
     bool good = true;
+    const float* chosen = extra(t, n, group) + d;
     if (s_.cell == Cell::kGru) {
-      with_rule(g, [&](const auto& z) {
+      with_rule(g, chosen, [&](const auto& z) {
         const KeepCandidate u{g + s_.candidate()};
         good = rewind_units(d, stored, z, u, before, h, h_value, coder);
       });
@@ -260,13 +252,13 @@ class Walk {
         store_first(tanh_c + i, state_value(loadi_first(c + i, left)), left);
       }
       tanh_row(tanh_c, d);
-      with_rule(g + s_.keep(), [&](const auto& p) {
+      with_rule(g + s_.keep(), chosen + d, [&](const auto& p) {
         const Product u{g + s_.output(), tanh_c};
         good = rewind_units(d, stored, p, u, before, h, h_value, coder);
       });
       // The record's c is read from the state; this buffer only takes the floats nobody needs.
-      float* unused = value(n) + 2 * s_.hidden;
-      with_rule(g, [&](const auto& f) {
+      float* unused = value(n) + s_.hidden + 2 * s_.extra();
+      with_rule(g, chosen, [&](const auto& f) {
         const Product u{g + s_.input(), g + s_.candidate()};
         good = good && rewind_units(d, 0, f, u, nullptr, c, unused, coder);
       });
@@ -275,11 +267,14 @@ class Walk {
     return good;
   }
 
-  // `visit` with the layer's rule of forgetting on the columns of one forget gate.
+  // `visit` with the layer's rule of forgetting, on the columns of one forget gate or on what was
+  // chosen from them.
   template <class Visit>
-  void with_rule(const float* gate, const Visit& visit) const {
+  void with_rule(const float* gate, const float* chosen, const Visit& visit) const {
     if (s_.rule == Rule::kRetained) {
       visit(Retained{gate});
+    } else if (s_.rule == Rule::kDiscrete) {
+      visit(Discrete{chosen});
     } else {
       visit(Fractional{gate, forget_});
     }

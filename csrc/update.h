@@ -32,6 +32,24 @@ struct Fractional {
   inline I amount(int64_t i, int left) const { return quantise(load_first(gate + i, left), forget); }
   inline F value(I z) const { return forget_value(z); }
   inline I untaped(I h, I z) const { return multiply_untaped(h, z); }
+  static inline I to_tape(I h, I) { return h; }
+  static inline I from_tape(I h, I) { return h; }
+};
+// h >> n, with z* = 2^(RADIX_Z - n): a multiplication of the rotated state (src/revrnn/exact.py).
+struct Discrete {
+  static constexpr bool kForgets = true;
+  const float* chosen;
+  // At least 1, for the padding.
+  inline I amount(int64_t i, int left) const {
+    const F z = load_first(chosen + i, left);
+    return max(to_int_nearest(mul(z, set1(static_cast<float>(kZOne)))), set1i(1));
+  }
+  inline F value(I z) const { return forget_value(z); }
+  inline I untaped(I h, I z) const { return multiply_untaped(h, z); }
+  static inline I to_tape(I h, I z) { return rotate(h, z); }
+  static inline I from_tape(I h, I z) {
+    return rotate(h, to_int_nearest(div(set1(static_cast<float>(kZOne)), to_float(z))));
+  }
 };
 // Nothing is forgotten and nothing taped. z (RevGRU only) is the sigmoid itself: its bits are the
 // amount.
@@ -41,6 +59,8 @@ struct Retained {
   inline I amount(int64_t i, int left) const { return bits(load_first(gate + i, left)); }
   inline F value(I z) const { return from_bits(z); }
   inline I untaped(I h, I) const { return h; }
+  static inline I to_tape(I h, I) { return h; }
+  static inline I from_tape(I h, I) { return h; }
 };
 
 // RevGRU: (1 - z) g with z the value that multiplies.
@@ -139,7 +159,7 @@ static inline bool advance_units(int64_t units, int64_t stored, const Rule& rule
     I z[kParts], h[kParts];
     for (int p = 0; p < kParts; ++p) {
       z[p] = rule.amount(block.at(p), block.left[p]);
-      h[p] = loadi_first(state + block.at(p), block.left[p]);
+      h[p] = Rule::to_tape(loadi_first(state + block.at(p), block.left[p]), z[p]);
       if (ideal) ideal->take(select(block.active[p], forget_value(z[p]), set1(1.0f)));
     }
     coder.multiply(h, z, block.active);
@@ -185,7 +205,7 @@ static inline bool rewind_units(int64_t units, int64_t stored, const Rule& rule,
     }
     valid &= coder.divide(h, z, block.active);
     for (int p = 0; p < kParts; ++p) {
-      if (block.left[p] > 0) put(block.at(p), block.left[p], h[p]);
+      if (block.left[p] > 0) put(block.at(p), block.left[p], Rule::from_tape(h[p], z[p]));
     }
   }
   // A stored unit must lead to the state it is now, as the forward pass computed it: nothing else

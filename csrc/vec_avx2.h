@@ -18,10 +18,8 @@ struct M {
   __m256i v;
 };
 
-inline M mask_first(int n) {
-  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  return {_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)};
-}
+inline I lane_index() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+inline M mask_first(int n) { return {_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane_index())}; }
 inline M mask_and(M a, M b) { return {_mm256_and_si256(a.v, b.v)}; }
 inline M mask_or(M a, M b) { return {_mm256_or_si256(a.v, b.v)}; }
 inline unsigned lane_bits(M m) {
@@ -70,8 +68,10 @@ inline I max(I a, I b) { return _mm256_max_epi32(a, b); }
 inline I abs(I a) { return _mm256_abs_epi32(a); }
 inline I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
 inline I bit_or(I a, I b) { return _mm256_or_si256(a, b); }
+inline I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
 template <int K> inline I shift_left(I a) { return _mm256_slli_epi32(a, K); }
 template <int K> inline I shift_right(I a) { return _mm256_srai_epi32(a, K); }
+template <int K> inline I shift_right_unsigned(I a) { return _mm256_srli_epi32(a, K); }
 inline M less(I a, I b) { return {_mm256_cmpgt_epi32(b, a)}; }
 inline M greater_equal(I a, I b) {
   return {_mm256_xor_si256(_mm256_cmpgt_epi32(b, a), _mm256_set1_epi32(-1))};

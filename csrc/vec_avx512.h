@@ -58,8 +58,13 @@ inline I max(I a, I b) { return _mm512_max_epi32(a, b); }
 inline I abs(I a) { return _mm512_abs_epi32(a); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+inline I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+inline I lane_index() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
 template <int K> inline I shift_left(I a) { return _mm512_slli_epi32(a, K); }
 template <int K> inline I shift_right(I a) { return _mm512_srai_epi32(a, K); }
+template <int K> inline I shift_right_unsigned(I a) { return _mm512_srli_epi32(a, K); }
 inline M less(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
 inline M greater_equal(I a, I b) { return _mm512_cmpge_epi32_mask(a, b); }
 inline I select(M m, I yes, I no) { return _mm512_mask_blend_epi32(m, no, yes); }

@@ -26,7 +26,8 @@ inline I set1i(int32_t a) { return I{a, a, a, a}; }
 inline I bits(F a) { return reinterpret_cast<I>(a); }
 inline F from_bits(I a) { return reinterpret_cast<F>(a); }
 
-inline M mask_first(int n) { return {set1i(n) > I{0, 1, 2, 3}}; }
+inline I lane_index() { return I{0, 1, 2, 3}; }
+inline M mask_first(int n) { return {set1i(n) > lane_index()}; }
 inline M mask_and(M a, M b) { return {a.v & b.v}; }
 inline M mask_or(M a, M b) { return {a.v | b.v}; }
 inline bool any(M m) { return (m.v[0] | m.v[1] | m.v[2] | m.v[3]) != 0; }
@@ -94,8 +95,13 @@ inline I max(I a, I b) { return select({a > b}, a, b); }
 inline I abs(I a) { return select({a < 0}, -a, a); }
 inline I bit_and(I a, I b) { return a & b; }
 inline I bit_or(I a, I b) { return a | b; }
+inline I bit_xor(I a, I b) { return a ^ b; }
 template <int K> inline I shift_left(I a) { return a << K; }
 template <int K> inline I shift_right(I a) { return a >> K; }
+template <int K> inline I shift_right_unsigned(I a) {
+  using Unsigned = uint32_t __attribute__((vector_size(16)));
+  return reinterpret_cast<I>(reinterpret_cast<Unsigned>(a) >> K);
+}
 inline M less(I a, I b) { return {a < b}; }
 inline M greater_equal(I a, I b) { return {a >= b}; }
 

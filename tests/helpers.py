@@ -106,7 +106,7 @@ def poisoned_record(layer: Layer, rows: int, dtype: torch.dtype = torch.float32)
         gates=nan(cell.gates * hidden),
         old=nan(cell.states * hidden),
         mid=nan(layer.group_size),
-        extra=nan(hidden),
+        extra=nan(2 * layer.extra_size),
     )
 
 

@@ -32,18 +32,50 @@ def test_probabilities() -> None:
             _checks.probability("p", wrong)
 
 
-def test_forget_bits() -> None:
+def test_forgetting() -> None:
     for value in (None, 10, 1, 0.5, 0.0015, 10.0):
-        assert _checks.forget_bits(value) == value
+        assert _checks.forgetting("fractional", value, "gumbel", 1) == (value, 1.0)
     for value in (0, -1, 10.5, 11, float("nan"), float("inf"), float("-inf")):
         with pytest.raises(ValueError, match=r"max_forget_bits must be in \(0, 10\]"):
-            _checks.forget_bits(value)
+            _checks.forgetting("fractional", value, "gumbel", 1)
     for value in (1e-300, 1e-9, 0.0014):
         with pytest.raises(ValueError, match="must allow for the 1023/1024"):
-            _checks.forget_bits(value)
+            _checks.forgetting("fractional", value, "gumbel", 1)
     for wrong in (True, "3", torch.tensor(3)):
         with pytest.raises(TypeError, match="max_forget_bits must be None or a number of bits"):
-            _checks.forget_bits(wrong)
+            _checks.forgetting("fractional", wrong, "gumbel", 1)
+    assert _checks.forgetting("none", None, "gumbel", 1) == (None, 1.0)
+    with pytest.raises(ValueError, match="max_forget_bits must be None with forget='none'"):
+        _checks.forgetting("none", 3, "gumbel", 1)
+    with pytest.raises(ValueError, match=r"forget must be one of 'fractional', .*got 'all'"):
+        _checks.forgetting("all", None, "gumbel", 1)
+
+
+def test_discrete_forgetting() -> None:
+    for bits in (1, 10):
+        for temperature in (2**-6, 0.5, 64):
+            found = _checks.forgetting("discrete", bits, "gumbel", temperature)
+            assert found == (bits, temperature)
+    assert _checks.forgetting("discrete", 2, "categorical", 1) == (2, 1.0)
+    with pytest.raises(ValueError, match="max_forget_bits must be given with forget='discrete'"):
+        _checks.forgetting("discrete", None, "gumbel", 1)
+    for bits in (2.0, True, "2"):
+        with pytest.raises(TypeError, match="max_forget_bits must be a positive int, got"):
+            _checks.forgetting("discrete", bits, "gumbel", 1)
+    with pytest.raises(ValueError, match="max_forget_bits must be a positive int, got 0"):
+        _checks.forgetting("discrete", 0, "gumbel", 1)
+    with pytest.raises(ValueError, match=r"max_forget_bits must be at most 10 .* got 11"):
+        _checks.forgetting("discrete", 11, "gumbel", 1)
+    with pytest.raises(ValueError, match="estimator must be one of 'gumbel', 'categorical'"):
+        _checks.forgetting("discrete", 2, "reinforce", 1)
+    for value in (0, -1.0, 65, float("nan")):
+        with pytest.raises(ValueError, match="temperature must be between 1/64 and 64, got"):
+            _checks.forgetting("discrete", 2, "gumbel", value)
+    for wrong in (None, "1", True):
+        with pytest.raises(TypeError, match="temperature must be a positive number, got"):
+            _checks.forgetting("discrete", 2, "gumbel", wrong)
+    with pytest.raises(ValueError, match=r"must be 1 with 'categorical', got 0\.5"):
+        _checks.forgetting("discrete", 2, "categorical", 0.5)
 
 
 def test_choices_and_flags() -> None:

@@ -14,6 +14,8 @@ from revrnn.exact import (
     oracle_divide,
     oracle_multiply,
     refill,
+    rotate_left,
+    rotate_right,
 )
 from revrnn.fixed import RADIX_Z, STATE_LIMIT, Z_MAX, Z_ONE
 
@@ -128,3 +130,13 @@ def test_untaped_multiplication_is_the_rounded_down_product() -> None:
     grid = torch.cartesian_prod(*tensors(EXTREME_STATES, EXTREME_FORGETS))
     h, z = torch.cat((h, grid[:, 0])), torch.cat((z, grid[:, 1]))
     assert_equal(multiply_untaped(h, z), ((h.long() * z.long()) >> RADIX_Z).to(torch.int32))
+
+
+@given(states, st.integers(0, RADIX_Z))
+def test_rotating_brings_the_low_digits_up(h: int, n: int) -> None:
+    own, z = tensors([h], [Z_ONE >> n])
+    rotated = rotate_right(own, z)
+    digits = h & Z_MAX
+    expected = ((digits & ((1 << n) - 1)) << (RADIX_Z - n)) | (digits >> n)
+    assert int(rotated) == (h & ~Z_MAX) | expected
+    assert_equal(rotate_left(rotated, z), own)

@@ -50,13 +50,26 @@ def probability(name: str, value: object) -> float:
     return float(value)
 
 
-def forget_bits(value: object, forget: str = "fractional") -> float | None:
+def _forget_bits(value: object, forget: str) -> float | None:
+    if value is None and forget == "discrete":
+        raise ValueError(
+            "max_forget_bits must be given with forget='discrete': the most bits that a unit may "
+            "forget a step, from which it chooses"
+        )
     if value is None:
         return None
     if forget == "none":
         raise ValueError(
             f"max_forget_bits must be None with forget='none', which forgets nothing, got {value!r}"
         )
+    if forget == "discrete":
+        bits = positive("max_forget_bits", value)
+        if bits > MAX_FORGET_BITS:
+            raise ValueError(
+                f"max_forget_bits must be at most {MAX_FORGET_BITS} with forget='discrete', got "
+                f"{bits}"
+            )
+        return bits
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"max_forget_bits must be None or a number of bits, got {value!r}")
     if not 0 < value <= MAX_FORGET_BITS:
@@ -76,6 +89,28 @@ def one_of(name: str, value: Name, choices: Sequence[str]) -> Name:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
+
+
+def _temperature(value: object, estimator: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"temperature must be a positive number, got {value!r}")
+    if not 2**-6 <= value <= 2**6:
+        raise ValueError(f"temperature must be between 1/64 and 64, got {value}")
+    if value != 1 and estimator != "gumbel":
+        raise ValueError(
+            f"temperature is that of estimator='gumbel', and must be 1 with {estimator!r}, got "
+            f"{value}"
+        )
+    return float(value)
+
+
+def forgetting(
+    forget: str, max_forget_bits: object, estimator: str, temperature: object
+) -> tuple[float | None, float]:
+    """max_forget_bits and temperature as numbers; all four are found to agree."""
+    one_of("forget", forget, ("fractional", "none", "discrete"))
+    one_of("estimator", estimator, ("gumbel", "categorical"))
+    return _forget_bits(max_forget_bits, forget), _temperature(temperature, estimator)
 
 
 def tape(value: Name, forget: str) -> Name:

@@ -13,6 +13,10 @@ class Shape:
         stored: int,
         floor: float,
         z_min: int,
+        gumbel: bool,
+        softness: float,
+        draws: bool,
+        seed: int,
     ) -> None: ...
 
 def gather_offcuts() -> None: ...
@@ -39,6 +43,8 @@ def walk(
     batch: int,
     offsets: int,
     active: int,
+    first: int,
+    stride: int,
     packed: int,
     x: int,
     state: int,

@@ -1,8 +1,8 @@
-"""Sigmoid and tanh that give the same bits every time.
+"""Sigmoid, tanh, exp and log that give the same bits every time.
 
 Reversal needs the very same gates again, whatever the batch and the number of threads. PyTorch's
-own sigmoid and tanh do not promise that: they use one routine in the body of a tensor and another
-in the tail of each thread's share, and the two differ in the last bit. So both are built from sums,
+own functions do not promise that: they use one routine in the body of a tensor and another in the
+tail of each thread's share, and the two differ in the last bit. So these are built from sums,
 products and quotients, which IEEE 754 rounds in one way only.
 """
 
@@ -27,8 +27,39 @@ def tanh(x: Tensor) -> Tensor:
     return t / (t + 2)
 
 
+def exp(x: Tensor) -> Tensor:
+    """``e^x``, which is never 0: x is cut at +-64."""
+    power, p = _split_exp(x)
+    return power * p + power
+
+
+def log(x: Tensor) -> Tensor:
+    """The natural logarithm of positive normal numbers: with ``x = 2^n m``,
+    ``sqrt(1/2) <= m < sqrt(2)`` and ``t = (m - 1) / (m + 1)``,
+
+        log x = n ln 2 + 2 (t + t^3 / 3 + t^5 / 5 + ...)
+    """
+    mantissa, n = torch.frexp(x)
+    low = mantissa < math.sqrt(0.5)
+    m = torch.where(low, 2 * mantissa, mantissa)
+    n = n - low.to(n.dtype)
+    t = (m - 1) / (m + 1)
+    square = t * t
+    terms = 7 if x.dtype == torch.float32 else 12  # t^2 < 0.03
+    series = torch.full_like(x, 1 / (2 * terms - 1))
+    for k in range(terms - 2, -1, -1):
+        series.mul_(square).add_(1 / (2 * k + 1))
+    return 2 * t * series + n.to(x.dtype) * math.log(2)
+
+
 def _expm1(x: Tensor) -> Tensor:
-    """``e^x - 1`` for finite x, as ``2^n p + (2^n - 1)`` with ``p = expm1(x - n ln 2)``.
+    """``e^x - 1``."""
+    power, p = _split_exp(x)
+    return power * p + (power - 1)
+
+
+def _split_exp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``2^n`` and ``p = expm1(x - n ln 2)``, so that ``e^x = 2^n (1 + p)``, for finite x.
 
     p is a Taylor polynomial on ``|x - n ln 2| <= ln 2 / 2``, long enough for the dtype. x is cut at
     +-64, where sigmoid and tanh are long since constant.
@@ -45,7 +76,7 @@ def _expm1(x: Tensor) -> Tensor:
     p.mul_(rest)
     mantissa = bits.itemsize * 8 - 1 - exponent
     power = ((n.to(bits) + ((1 << (exponent - 1)) - 1)) << mantissa).view(x.dtype)
-    return power * p + (power - 1)
+    return power, p
 
 
 _FORMATS = {

@@ -59,7 +59,7 @@ def new_record(layer: Layer, rows: int, device: torch.device) -> Record:
         gates=floats(layer.cell.gates * hidden),
         old=floats(layer.cell.states * hidden),
         mid=floats(layer.group_size),
-        extra=floats(hidden),
+        extra=floats(2 * layer.extra_size),
     )
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from revrnn.activations import sigmoid, tanh
 from revrnn.fixed import ForgetRange, to_fixed, to_float
-from revrnn.forgetting import Fractional, Retained, Rule
+from revrnn.forgetting import Discrete, Draw, Estimator, Fractional, Retained, Rule
 from revrnn.tape import Codec
 
 States: TypeAlias = tuple[Tensor, ...]
@@ -37,6 +38,10 @@ States: TypeAlias = tuple[Tensor, ...]
 Recur: TypeAlias = Callable[[Tensor, Tensor, slice], Tensor]
 """``recur(values, start, gates)`` is ``start + values @ W.T``: (n, D), (n, m) -> (n, m). W is the m
 rows ``gates`` of the group's recurrent weights (G*D, D)."""
+
+Uniform: TypeAlias = Callable[[int, int], Tensor]
+"""``uniform(purpose, width)`` gives uniform numbers (n, width) in (0, 1), other ones for every
+purpose and the same ones in both directions."""
 
 RecurBack: TypeAlias = Callable[[Tensor, slice], Tensor]
 """``recur_back(d_pre, gates)`` is ``d_pre @ W`` for the same W: (n, m) -> (n, D)."""
@@ -62,9 +67,17 @@ class Cell(ABC):
         """G."""
         return len(self.gate_names)
 
+    @property
+    def choices(self) -> int:
+        """Columns a unit, behind those of the gates, for the z that were chosen."""
+        return self.states if self.rule.chooses else 0
+
     @abstractmethod
-    def activate(self, pre: Tensor, other: Tensor, recur: Recur) -> Tensor:
-        """The gates (n, G*D) from ``pre`` (n, G*D) and ``other`` (n, D)."""
+    def activate(
+        self, pre: Tensor, other: Tensor, recur: Recur, uniform: Uniform | None = None
+    ) -> Tensor:
+        """The gates (n, G*D) from ``pre`` (n, G*D) and ``other`` (n, D), and behind them what was
+        chosen (n, choices*D)."""
 
     @abstractmethod
     def advance(
@@ -76,7 +89,8 @@ class Cell(ABC):
         codec: Codec,
         stored_units: int,
     ) -> tuple[States, Tensor]:
-        """The states after the step, and what `gradient` needs besides gates and states (n, D).
+        """The states after the step, and what `gradient` needs besides gates and states
+        (n, (1 + choices)*D).
 
         The first ``stored_units`` units of h skip the codec: their old values are stored.
         """
@@ -130,11 +144,13 @@ class _RevGRU(Cell):
     def gate_names(self) -> tuple[str, ...]:
         return (*self.rule.names("z"), "r", "g")
 
-    def activate(self, pre: Tensor, other: Tensor, recur: Recur) -> Tensor:
+    def activate(
+        self, pre: Tensor, other: Tensor, recur: Recur, uniform: Uniform | None = None
+    ) -> Tensor:
         main, new = self._rows(other.shape[1])
         sums = recur(other, pre[:, main], main)
         sizes = self._sizes(other.shape[1])
-        z, chosen = self.rule.activate(sums[:, : sizes[0]])
+        z, chosen = self.rule.activate(sums[:, : sizes[0]], _draw(uniform, 0))
         r = sigmoid(sums[:, sizes[0] :])
         g = tanh(recur(r * other, pre[:, new], new))
         return torch.cat((z, r, g, chosen), dim=1)
@@ -236,11 +252,13 @@ class _RevLSTM(Cell):
     def gate_names(self) -> tuple[str, ...]:
         return (*self.rule.names("f"), "i", "o", *self.rule.names("p"), "g")
 
-    def activate(self, pre: Tensor, other: Tensor, recur: Recur) -> Tensor:
+    def activate(
+        self, pre: Tensor, other: Tensor, recur: Recur, uniform: Uniform | None = None
+    ) -> Tensor:
         sums = recur(other, pre, slice(0, pre.shape[1]))
         f, i, o, p, g = sums.split(self._sizes(other.shape[1]), dim=1)
-        f, chosen_f = self.rule.activate(f)
-        p, chosen_p = self.rule.activate(p)
+        f, chosen_f = self.rule.activate(f, _draw(uniform, 0))
+        p, chosen_p = self.rule.activate(p, _draw(uniform, 1))
         return torch.cat((f, sigmoid(i), sigmoid(o), p, tanh(g), chosen_f, chosen_p), dim=1)
 
     def advance(
@@ -343,6 +361,17 @@ LSTM = _RevLSTM("RevLSTM", 2, Fractional())
 def without_forgetting(cell: Cell) -> Cell:
     """The same cell with nothing forgotten. f and p of a RevLSTM are of no use then."""
     return replace(cell, rule=Retained(gated=cell.states == 1))
+
+
+def with_discrete_forgetting(
+    cell: Cell, bits: int, estimator: Estimator = "gumbel", temperature: float = 1.0
+) -> Cell:
+    """The same cell with units that forget 0, 1, ... or ``bits`` whole bits."""
+    return replace(cell, rule=Discrete(bits, estimator, temperature))
+
+
+def _draw(uniform: Uniform | None, purpose: int) -> Draw | None:
+    return None if uniform is None else partial(uniform, purpose)
 
 
 def _split(gates: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

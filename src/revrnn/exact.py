@@ -30,12 +30,18 @@ Why this is exact as well:
 1. ``x`` stays in ``[L, 256 L)``. After the bytes have gone, ``x < z 2^8`` (c counts just that; two
    bytes are enough as ``x < 2^18``), so ``y < z 2^8 2^R = 256 L z`` and the new ``x < 256 L``. And
    ``x >= z``: a byte goes only from ``x >= z 2^8``, a second only from ``x >= z 2^16``, and an
-   ``x`` that sends none is at least ``L > z``. So ``y >= z 2^R = L z`` and the new ``x >= L``.
+   ``x`` that sends none is at least ``L >= z``. So ``y >= z 2^R = L z`` and the new ``x >= L``.
 2. The reverse knows how many bytes went. Before they did, ``2^10 <= x < 2^18``; so what is left is
    at least ``2^10`` if none went, in ``[2^2, 2^10)`` if one did, and below ``2^2`` if two did.
 3. Given c, the rest is the digit argument above.
 
-Every number fits in int32: ``y < 2^28``, ``|h div 2^R| z + z < 2^31``.
+Every number fits in int32: ``y < 2^28``, ``|h div 2^R| z + z < 2^31``. All of it holds for
+``1 <= z <= 2^R``; at ``z = 2^R`` nothing moves.
+
+*Shifting.* With ``z = 2^(R-n)`` the multiplication sends n bits to the lane, the upper n digits of
+``h mod 2^R``, and keeps the others. `rotate_right` swaps the two parts first: then the lower n
+digits go, and what remains is ``h >> n``, the shift that rounds towards minus infinity. One codec
+serves both; `rotate_left` is the way back.
 """
 
 from __future__ import annotations
@@ -109,6 +115,18 @@ def refill(lanes: Tensor, counts: Tensor, emitted: Tensor) -> Tensor:
     first, second = emitted.to(torch.int32).unbind(-1)
     lanes = torch.where(counts == 2, (lanes << 8) + second, lanes)
     return torch.where(counts >= 1, (lanes << 8) + first, lanes)
+
+
+def rotate_right(h: Tensor, z: Tensor) -> Tensor:
+    """For ``z = 2^(R-n)``: the lowest n of the R low digits of h above the R - n others."""
+    t = (h & Z_MAX) * z  # the digits, R - n places up
+    return (h & ~Z_MAX) | (t >> RADIX_Z) | (t & Z_MAX)
+
+
+def rotate_left(h: Tensor, z: Tensor) -> Tensor:
+    """The inverse of `rotate_right`."""
+    t = (h & Z_MAX) * torch.div(Z_ONE, z, rounding_mode="floor")  # n places up
+    return (h & ~Z_MAX) | (t >> RADIX_Z) | (t & Z_MAX)
 
 
 def multiply_untaped(h: Tensor, z: Tensor) -> Tensor:

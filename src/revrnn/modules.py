@@ -18,15 +18,16 @@ from torch.nn.utils.rnn import PackedSequence
 from revrnn import _checks, kernels
 from revrnn._sequence import InputSequence, float32, output_dtype
 from revrnn.advance import Memory, Stack
-from revrnn.cells import GRU, LSTM, Cell, without_forgetting
+from revrnn.cells import GRU, LSTM, Cell, with_discrete_forgetting, without_forgetting
 from revrnn.chunks import default_chunk_size
 from revrnn.diagnostics import LayerReport, TapeReport
 from revrnn.fixed import ForgetRange
+from revrnn.forgetting import Estimator
 from revrnn.kernels import Backend, Layer, Weights
 from revrnn.reverse import Plan, Recurrence
 
 TapeName: TypeAlias = Literal["entropy", "paper"]
-ForgetName: TypeAlias = Literal["fractional", "none"]
+ForgetName: TypeAlias = Literal["fractional", "none", "discrete"]
 Device: TypeAlias = torch.device | str | int | None
 
 
@@ -44,14 +45,29 @@ class _Reversible(nn.Module):
     and direction, in the order of torch.nn."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, max_forget_bits: float | None, forget: ForgetName
+        self,
+        input_size: int,
+        hidden_size: int,
+        max_forget_bits: float | None,
+        forget: ForgetName,
+        estimator: Estimator,
+        temperature: float,
+        sample_in_eval: bool,
     ) -> None:
         super().__init__()
         self.input_size = _checks.positive("input_size", input_size)
         self.hidden_size = _checks.even("hidden_size", hidden_size)
-        self.forget = _checks.one_of("forget", forget, ("fractional", "none"))
-        self.max_forget_bits = _checks.forget_bits(max_forget_bits, forget)
-        self._cell = self._kind if forget == "fractional" else without_forgetting(self._kind)
+        self.max_forget_bits, self.temperature = _checks.forgetting(
+            forget, max_forget_bits, estimator, temperature
+        )
+        self.forget, self.estimator = forget, estimator
+        self.sample_in_eval = _checks.flag("sample_in_eval", sample_in_eval)
+        self._cell = self._kind
+        if forget == "none":
+            self._cell = without_forgetting(self._kind)
+        elif forget == "discrete":
+            bits = cast(int, self.max_forget_bits)
+            self._cell = with_discrete_forgetting(self._kind, bits, estimator, self.temperature)
 
     def _register(
         self, slots: list[tuple[str, int]], bias: bool, device: Device, dtype: torch.dtype | None
@@ -76,6 +92,17 @@ class _Reversible(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
+    def _changed(self, *apart: str) -> list[str]:
+        """The arguments of the constructor that are not their defaults, but for those ``apart`` and
+        those of tensors, which do not stay what they were."""
+        return [
+            f"{name}={getattr(self, name)!r}"
+            for name, argument in inspect.signature(type(self).__init__).parameters.items()
+            if name not in ("device", "dtype", *apart)
+            and argument.default is not argument.empty
+            and getattr(self, name, argument.default) != argument.default
+        ]
+
     def _read(self) -> list[list[Tensor]]:
         """The parameters, a slot each. Once a call: a parametrization computes them every time."""
         if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
@@ -91,7 +118,10 @@ class _Reversible(nn.Module):
         forget = ForgetRange.from_bits(self.max_forget_bits)
         if not self._cell.rule.forgets:
             stored_units = 0  # they come back without
-        return Layer(self._cell, input_size, self.hidden_size, forget, stored_units, name)
+        seed = None
+        if self._cell.rule.chooses and (self.training or self.sample_in_eval):
+            seed = int(torch.randint(1 << 62, (), device="cpu"))
+        return Layer(self._cell, input_size, self.hidden_size, forget, stored_units, name, seed)
 
 
 @dataclass
@@ -128,8 +158,19 @@ class _ReversibleRNN(_Reversible):
         device: Device = None,
         dtype: torch.dtype | None = None,
         forget: ForgetName = "fractional",
+        estimator: Estimator = "gumbel",
+        temperature: float = 1.0,
+        sample_in_eval: bool = False,
     ) -> None:
-        super().__init__(input_size, hidden_size, max_forget_bits, forget)
+        super().__init__(
+            input_size,
+            hidden_size,
+            max_forget_bits,
+            forget,
+            estimator,
+            temperature,
+            sample_in_eval,
+        )
         self.num_layers = _checks.positive("num_layers", num_layers)
         self.bias = bias
         self.batch_first = bool(batch_first)
@@ -166,13 +207,7 @@ class _ReversibleRNN(_Reversible):
         return [[getattr(self, name) for name in slot] for slot in self._shapes]
 
     def extra_repr(self) -> str:
-        changed = [
-            f"{name}={getattr(self, name)!r}"
-            for name, argument in inspect.signature(_ReversibleRNN.__init__).parameters.items()
-            if argument.default is not argument.empty
-            and getattr(self, name, argument.default) != argument.default
-        ]
-        return ", ".join([f"{self.input_size}, {self.hidden_size}", *changed])
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *self._changed()])
 
     def tape_report(self) -> TapeReport:
         """What the last forward pass in training holds for its backward pass, beside the ideal."""
@@ -295,9 +330,18 @@ _ARGUMENTS = """
             on the reference kernels only.
         chunk_size: time steps worked on at once; None chooses by the batch size.
         device, dtype: of the parameters; the recurrence itself computes in float32 and fixed point.
-        forget: "fractional", or "none": nothing is ever forgotten, so there is no tape at all, and
+        forget: "fractional"; or "none": nothing is ever forgotten, so there is no tape at all, and
             states grow with every step. RevGRU: ``h <- h + (1 - z) g``; RevLSTM: ``c <- c + i g``,
-            ``h <- h + o tanh(c)``, with G = 3 gates i, o, g.
+            ``h <- h + o tanh(c)``, with G = 3 gates i, o, g; or "discrete": z, f and p are one of
+            1, 1/2, ..., 2**-F, drawn at random in training, and states are shifted; F, which is
+            max_forget_bits, is a whole number then, and each of those gates has F + 1 blocks of
+            weight rows, one a choice.
+        estimator: of the gradient through what forget="discrete" draws: "gumbel", the softmax of
+            the noisy logits (Straight-Through Gumbel-Softmax), or "categorical", the softmax of
+            the logits.
+        temperature: of the gumbel estimator.
+        sample_in_eval: whether forget="discrete" draws in eval as well; else it takes the
+            likeliest.
 
     Parameters are ``weight_ih_l{k}`` (G*H, I), ``weight_hh_l{k}`` (G*H, H/2) and ``bias_l{k}``
     (G*H,), with ``_reverse`` behind for the other direction; rows are group 1's gates, then group
@@ -371,21 +415,26 @@ class _ReversibleCell(_Reversible):
         device: Device = None,
         dtype: torch.dtype | None = None,
         forget: ForgetName = "fractional",
+        estimator: Estimator = "gumbel",
+        temperature: float = 1.0,
+        sample_in_eval: bool = False,
     ) -> None:
-        super().__init__(input_size, hidden_size, max_forget_bits, forget)
+        super().__init__(
+            input_size,
+            hidden_size,
+            max_forget_bits,
+            forget,
+            estimator,
+            temperature,
+            sample_in_eval,
+        )
         self._register([("", self.input_size)], bias, device, dtype)
         if not bias:
             self.register_parameter("bias", None)
 
     def extra_repr(self) -> str:
-        parts = f"{self.input_size}, {self.hidden_size}"
-        if "bias" not in self._shapes[0]:
-            parts += ", bias=False"
-        if self.max_forget_bits is not None:
-            parts += f", max_forget_bits={self.max_forget_bits!r}"
-        if self.forget != "fractional":
-            parts += f", forget={self.forget!r}"
-        return parts
+        bias = ["bias=False"] if "bias" not in self._shapes[0] else []
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *bias, *self._changed("bias")])
 
     def _step(self, input: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
         """The new states, from the input (N, I) or (I,)."""

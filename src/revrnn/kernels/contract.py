@@ -35,10 +35,17 @@ class Layer:
     """K: the first K units of h are stored at every step and skip the tape; K <= D."""
     name: str = "layer 0"
     """How errors and reports call it."""
+    seed: int | None = None
+    """Of what is drawn in this pass, 0 <= seed < 2**63; None: nothing is."""
 
     @property
     def group_size(self) -> int:
         return self.hidden_size // 2
+
+    @property
+    def extra_size(self) -> int:
+        """X: columns of `Record.extra` for one group."""
+        return (1 + self.cell.choices) * self.group_size
 
     @property
     def taped_units(self) -> int:
@@ -85,13 +92,15 @@ class Record:
     """What `backprop` needs of a chunk, a line a packed row. `reverse` rebuilds it bit for bit."""
 
     gates: Tensor
-    """(R, G*H) gate activations, laid out as the weight rows: forget gates as the sigmoid s."""
+    """(R, G*H) gate activations, laid out as the weight rows; forget gates as the columns that
+    their rule keeps (`revrnn.forgetting`)."""
     old: Tensor
     """(R, S*H) states before the step as floats: h (group 1, group 2), then c."""
     mid: Tensor
     """(R, D) h of group 1 after the step: what group 2's gates were computed from."""
     extra: Tensor
-    """(R, H) RevGRU: r * h_other of each group. RevLSTM: tanh of the new c of each group."""
+    """(R, 2*X), of each group: r * h_other (RevGRU) or tanh of the new c (RevLSTM), (R, D); behind
+    it the z that were chosen, where they are, (R, choices*D)."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor
 import revrnn._cpu as _cpu
 from revrnn import cells, fixed, tape
 from revrnn.errors import NonFiniteError, ReversalError, StateOverflowError
-from revrnn.forgetting import Fractional, Retained, Rule
+from revrnn.forgetting import Discrete, Fractional, Retained, Rule
 from revrnn.kernels._openmp import gomp_parallel
 from revrnn.kernels.contract import Gradients, Layer, Record, Steps, Weights
 from revrnn.tape import Codec, EntropyTape
@@ -23,7 +23,7 @@ if (_cpu.RADIX_H, _cpu.RADIX_Z, _cpu.LANES) != (fixed.RADIX_H, fixed.RADIX_Z, ta
 _cpu.borrow_openmp(gomp_parallel())
 
 _CELLS = {cells.GRU.name: 0, cells.LSTM.name: 1}
-_RULES: dict[type[Rule], int] = {Fractional: 0, Retained: 1}
+_RULES: dict[type[Rule], int] = {Fractional: 0, Retained: 1, Discrete: 2}
 GRAIN = 1 << 20
 """Multiplications of a call that are worth a second thread, and so on: waking one takes as long."""
 
@@ -64,15 +64,21 @@ class CpuBackend:
 
     def prepare(self, layer: Layer, weights: Weights, *, backward: bool) -> _Prepared:
         rows = layer.cell.gates * layer.hidden_size
+        rule = layer.cell.rule
+        discrete = rule if isinstance(rule, Discrete) else Discrete(1)
         shape = _cpu.Shape(
             _CELLS[layer.cell.name],
-            _RULES[type(layer.cell.rule)],
-            len(layer.cell.rule.names("")),
+            _RULES[type(rule)],
+            len(rule.names("")),
             layer.input_size,
             layer.hidden_size,
             layer.stored_units,
             layer.forget.floor,
             layer.forget.z_min,
+            discrete.estimator == "gumbel",
+            1 / discrete.temperature,
+            layer.seed is not None,
+            layer.seed or 0,
         )
         size = _cpu.packed_floats(self._tier, shape, backward)
         packed = torch.empty(size, dtype=torch.float32, device="cpu")
@@ -148,6 +154,8 @@ class CpuBackend:
             batch,
             _address(steps.offsets, torch.int64, (len(steps.active),)),
             _address(steps.active, torch.int64, (len(steps.active),)),
+            steps.first,
+            steps.stride,
             prepared.packed.data_ptr(),
             _address(x, torch.float32, (steps.rows, layer.input_size)),
             _address(state, torch.int32, (layer.cell.states, batch, layer.hidden_size)),
@@ -269,5 +277,5 @@ def _record_addresses(record: Record | None, layer: Layer, steps: Steps) -> tupl
     return (
         _address(record.old, torch.float32, (steps.rows, states)),
         _address(record.mid, torch.float32, (steps.rows, layer.group_size)),
-        _address(record.extra, torch.float32, (steps.rows, layer.hidden_size)),
+        _address(record.extra, torch.float32, (steps.rows, 2 * layer.extra_size)),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from revrnn.cells import RecurBack
 from revrnn.errors import NonFiniteError, ReversalError, StateOverflowError
 from revrnn.fixed import STATE_LIMIT, to_float
 from revrnn.kernels.contract import Gradients, Layer, Record, Steps, Weights
+from revrnn.noise import Noise
 from revrnn.tape import Codec
 
 
@@ -48,6 +50,11 @@ class Prepared:
         """The gates of a group: rows of the weights, columns of pre-activations."""
         width = self.layer.cell.gates * self.layer.group_size
         return slice(group * width, (group + 1) * width)
+
+    def extras(self, group: int) -> slice:
+        """The columns of a group in `Record.extra`."""
+        size = self.layer.extra_size
+        return slice(group * size, (group + 1) * size)
 
     def units(self, group: int) -> slice:
         """The units of a group within one state."""
@@ -182,7 +189,7 @@ class ReferenceBackend:
                         gates,
                         tuple(old[:, :, own]),
                         record.mid[step.rows] if group else old[0, :, prepared.units(1)],
-                        record.extra[step.rows, own],
+                        record.extra[step.rows, prepared.extras(group)],
                         layer.forget,
                         _recur_back(prepared, group),
                     )
@@ -214,7 +221,8 @@ def _each(steps: Steps) -> Iterator[Step]:
 def _gates(
     prepared: Prepared, pre: Tensor, step: Step, now: Tensor, group: int
 ) -> tuple[Tensor, Tensor]:
-    """h of the other group as floats (n, D), and the gates computed from it (n, G*D).
+    """h of the other group as floats (n, D), and what the cell computes from it: the gates (n, G*D)
+    and what was chosen.
 
     Both directions come here: what one computes, the other computes again.
     """
@@ -226,9 +234,13 @@ def _gates(
             raise NonFiniteError.at(prepared.layer.name, step.time, int(finite.int().argmin()))
         return acc
 
+    uniform = None
+    if prepared.layer.seed is not None:
+        noise = Noise(prepared.layer.seed, step.time, group, step.active, pre.device)
+        uniform = partial(noise.uniform, dtype=pre.dtype)
     other = to_float(now[0, :, prepared.units(1 - group)], pre.dtype)
     own = pre[step.rows, prepared.gates(group)]
-    return other, prepared.layer.cell.activate(own, other, recur)
+    return other, prepared.layer.cell.activate(own, other, recur, uniform)
 
 
 def _recur_back(prepared: Prepared, group: int) -> RecurBack:
@@ -246,8 +258,9 @@ def _keep(
     extra: Tensor,
 ) -> None:
     """Record what a group's step computed. The gates take the place of its pre-activations."""
-    record.gates[step.rows, prepared.gates(group)] = gates
-    record.extra[step.rows, prepared.units(group)] = extra
+    own = prepared.gates(group)
+    record.gates[step.rows, own] = gates[:, : own.stop - own.start]
+    record.extra[step.rows, prepared.extras(group)] = extra
     if group == 1:
         record.mid[step.rows] = other
 
@@ -276,7 +289,7 @@ def _add_weight_gradients(
     if gradients.hh is None:
         return
     for group, other in enumerate((record.old[:, prepared.units(1)], record.mid)):
-        extra = record.extra[:, prepared.units(group)]
+        extra = record.extra[:, prepared.extras(group)]
         d_own, d_hh = d_pre[:, prepared.gates(group)], gradients.hh[prepared.gates(group)]
         for gates, inputs in layer.cell.recurrent_inputs(other, extra):
             d_hh[gates].addmm_(d_own[:, gates].t(), inputs)
