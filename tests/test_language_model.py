@@ -195,7 +195,11 @@ def test_what_tapes_hold() -> None:
         ({"model": "rnn"}, "no model 'rnn': choose revgru, revlstm, gru, lstm"),
         ({"hidden": ()}, "hidden sizes must be positive"),
         ({"hidden": (13,)}, r"hidden sizes of a revlstm must be even.*got \[13\]"),
-        ({"max_forget_bits": 11.0}, "at most 10"),
+        ({"max_forget_bits": 11.0}, r"max_forget_bits must be in \(0, 10\].*got 11"),
+        ({"forget": "discrete"}, "max_forget_bits must be given with forget='discrete'"),
+        ({"forget": "none", "max_forget_bits": 2.0}, "must be None with forget='none'.*got 2"),
+        ({"model": "lstm", "forget": "none"}, "forget is only for revgru and revlstm, got none"),
+        ({"estimator": "reinforce"}, "estimator must be one of 'gumbel', 'categorical'"),
         ({"model": "gru", "max_forget_bits": 2.0}, "only for revgru and revlstm, got 2 for gru"),
         ({"weight_dropout": 1.0}, "weight_dropout must be at least 0 and below 1, got 1"),
     ],
@@ -203,6 +207,24 @@ def test_what_tapes_hold() -> None:
 def test_models_that_cannot_be(changes: dict[str, object], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         ModelConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bits"),
+    [
+        ({"forget": "discrete", "max_forget_bits": 2.0}, 2),
+        ({"forget": "none", "max_forget_bits": None}, None),
+    ],
+)
+def test_other_kinds_of_forgetting_train(settings: dict[str, object], bits: int | None) -> None:
+    made = make("revgru", **settings)
+    words, targets = batch()
+    made(words, targets)[0].backward()
+    report = made.tape_report()
+    assert report is not None
+    assert (report.held_bits > 0) == (bits is not None)
+    assert made.layers[0].max_forget_bits == bits
+    assert paper_report(made, words) is None  # there is no buffer of the paper's for these
 
 
 def test_the_code_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:

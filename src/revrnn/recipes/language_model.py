@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import revrnn
-from revrnn import RevGRU, RevLSTM
+from revrnn import RevGRU, RevLSTM, _checks
 from revrnn.diagnostics import LayerReport, TapeReport
+from revrnn.forgetting import Estimator
+from revrnn.modules import ForgetName
 from revrnn.recipes.errors import RecipeError
 
 ModelName: TypeAlias = Literal["revgru", "revlstm", "gru", "lstm"]
@@ -54,6 +56,12 @@ class ModelConfig:
     """H of each layer, the last of which is E too: the embedding is also the output matrix."""
     max_forget_bits: float | None = None
     """The most that a unit of a reversible layer may forget a step; None: no limit."""
+    forget: ForgetName = "fractional"
+    """How the units of reversible layers forget: fractional, discrete or none."""
+    estimator: Estimator = "gumbel"
+    """Of gradients with discrete forgetting: gumbel or categorical."""
+    temperature: float = 1.0
+    """Of the gumbel estimator."""
     embedding_dropout: float = 0.1
     input_dropout: float = 0.3
     output_dropout: float = 0.4
@@ -71,12 +79,16 @@ class ModelConfig:
                 f"hidden sizes of a {self.model} must be even, since its units form two groups, "
                 f"got {list(self.hidden)}."
             )
-        bits = self.max_forget_bits
-        if bits is not None and not (self.reversible and 0 < bits <= 10):
-            raise RecipeError(
-                "max_forget_bits is more than 0 and at most 10, and only for revgru and revlstm, "
-                f"got {bits:g} for {self.model}."
-            )
+        for name in ("max_forget_bits", "forget"):
+            value, usual = getattr(self, name), getattr(ModelConfig, name)
+            if value != usual and not self.reversible:
+                raise RecipeError(
+                    f"{name} is only for revgru and revlstm, got {_plain(value)} for {self.model}."
+                )
+        try:
+            _checks.forgetting(self.forget, self._bits, self.estimator, self.temperature)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"{error}.") from error
         for name in ("embedding", "input", "output", "weight"):
             p = getattr(self, f"{name}_dropout")
             if not 0 <= p < 1:
@@ -85,6 +97,26 @@ class ModelConfig:
     @property
     def reversible(self) -> bool:
         return self.model.startswith("rev")
+
+    @property
+    def forgetting(self) -> dict[str, Any]:
+        """The arguments of a reversible layer that say how it forgets."""
+        return {
+            "max_forget_bits": self._bits,
+            "forget": self.forget,
+            "estimator": self.estimator,
+            "temperature": self.temperature,
+        }
+
+    @property
+    def _bits(self) -> float | None:
+        """Whole bits as an integer, as discrete forgetting wants them."""
+        return cast("float | None", _plain(self.max_forget_bits))
+
+
+def _plain(value: object) -> object:
+    """A float that is a whole number as an int."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # ------------------------------------------------------------------------------- layers to compare
@@ -248,8 +280,8 @@ def _layer(config: ModelConfig, inputs: int, hidden: int) -> nn.Module:
     return kind(
         inputs,
         hidden,
-        max_forget_bits=config.max_forget_bits,
         weight_dropout=config.weight_dropout,
+        **config.forgetting,
     )
 
 
@@ -260,7 +292,10 @@ def parameter_count(model: nn.Module) -> int:
 
 def paper_report(model: LanguageModel, words: Tensor, state: State = None) -> TapeReport | None:
     """What the paper's own buffer would hold for these words (T, N), measured with it: on the
-    reference kernels, so that it takes a while. None where there is no tape."""
+    reference kernels, so that it takes a while. None where there is no tape, or none of the
+    paper's."""
+    if model.config.forget != "fractional":
+        return None
     tapes = [layer for layer in model.layers if isinstance(layer, (RevGRU, RevLSTM))]
     if not tapes:
         return None

@@ -72,6 +72,13 @@ class Arguments:
     embedding. The paper's: 650 for one layer, 1150,650 for two."""
     max_forget_bits: float | None = None
     """The most bits a unit of a reversible layer may forget a step; without it, no limit."""
+    forget: str = "fractional"
+    """How units of a reversible layer forget: fractional; discrete, whole bits chosen at random
+    (with --max-forget-bits); or none, never."""
+    estimator: str = "gumbel"
+    """Of the gradient through what discrete forgetting chooses: gumbel or categorical."""
+    temperature: float = 1.0
+    """Of the gumbel estimator."""
     embedding_dropout: float = 0.1
     """Probability that a word's embedding is dropped."""
     input_dropout: float = 0.3
