@@ -39,10 +39,45 @@ class Backstep {
   }
   // h of the other group, as the gates of `group` saw it.
   const float* other(int64_t t, int64_t n, int group) const {
+    if (s_.drops()) return extra(t, n, group) + s_.seen();
     return group == 0 ? old(0, t, n) + s_.group() : c_.mid + packed_row(t, n) * s_.group();
   }
   const float* extra(int64_t t, int64_t n, int group) const {
     return c_.extra + packed_row(t, n) * 2 * s_.extra() + group * s_.extra();
+  }
+
+  // Where the gradients of what the gates of a group saw are summed, a line a row.
+  struct Sums {
+    float* first;
+    int64_t stride;
+    float* row(int64_t n) const { return first + n * stride; }
+  };
+  // That is the gradient of h of the other group itself; with dropout zeros in the scratch, behind
+  // that of r * h_other.
+  Sums sums(int64_t rows, int group) const {
+    const int64_t d = s_.group();
+    if (!s_.drops()) return {gradient(0, 0) + (1 - group) * d, deal_.threads * s_.hidden};
+    const int64_t size = row_scratch(s_);
+    const Sums zeros{c_.scratch + deal_.row(0) * size + d, deal_.threads * size};
+    for (int64_t n = 0; n < rows; ++n) fill_row(zeros.row(n), 0.0f, d);
+    return zeros;
+  }
+  // With dropout: through the mask, to h of the other group.
+  void unmask(int64_t t, int64_t rows, int group, const Sums& from) const {
+    if (!s_.drops()) return;
+    const int64_t d = s_.group();
+    const StepNoise noise{c_.first + c_.stride * t, group, deal_};
+    for (int64_t n = 0; n < rows; ++n) {
+      const float* sum = from.row(n);
+      float* mask = from.row(n) + d;
+      float* to = gradient(0, n) + (1 - group) * d;
+      seen_row(s_, noise, n, mask);
+      for (int64_t i = 0; i < d; i += kWidth) {
+        const int left = static_cast<int>(d - i);
+        const F own = mul(load_first(sum + i, left), load_first(mask + i, left));
+        store_first(to + i, add(load_first(to + i, left), own), left);
+      }
+    }
   }
 
   void add_output_gradient(int64_t t, int64_t rows) const {
@@ -60,11 +95,18 @@ class Backstep {
   F forget_gate(const float* gate, const float* chosen, int64_t i, int left) const {
     if (s_.rule == Rule::kDiscrete) return load_first(chosen + i, left);
     const F s = load_first(gate + i, left);
-    return s_.rule == Rule::kRetained ? s : forget_value(quantise(s, forget_));
+    if (s_.rule == Rule::kRetained) return s_.zoned() ? shared(s, load_first(chosen + i, left)) : s;
+    return forget_value(s_.zoned() ? quantise_shared(s, load_first(chosen + i, left), forget_)
+                                   : quantise(s, forget_));
+  }
+  // With zoneout the share of a gradient that reaches an update or a z.
+  F share(F gradient, const float* chosen, int64_t i, int left) const {
+    return s_.zoned() ? mul(gradient, load_first(chosen + i, left)) : gradient;
   }
   // In the place of the gate the gradient of its pre-activation, from that of z.
-  void put_forget_slope(float* gate, int64_t i, int left, F d_z) const {
+  void put_forget_slope(float* gate, const float* chosen, int64_t i, int left, F d_z) const {
     if (s_.rule == Rule::kDiscrete) return put_discrete_slope(gate + i, left, d_z);
+    d_z = share(d_z, chosen, i, left);
     const F s = load_first(gate + i, left);
     const F scaled = s_.rule == Rule::kRetained ? d_z : mul(d_z, set1(1.0f - s_.floor));
     store_first(gate + i, mul(scaled, sigmoid_slope(s)), left);
@@ -100,13 +142,14 @@ class Backstep {
       float* candidate = gate + s_.candidate();
       float* dh = gradient(0, n) + group * d;
       const float* h = old(0, t, n) + group * d;
+      const float* chosen = extra(t, n, group) + d;
       for (int64_t i = 0; i < d; i += kWidth) {
         const int left = static_cast<int>(d - i);
         const F g = load_first(candidate + i, left), dn = load_first(dh + i, left);
-        const F z = forget_gate(gate, extra(t, n, group) + d, i, left);
+        const F z = forget_gate(gate, chosen, i, left);
         const F dz = mul(dn, sub(forgets ? load_first(h + i, left) : zero(), g));
         const F dg = mul(dn, sub(one, z));
-        put_forget_slope(gate, i, left, dz);
+        put_forget_slope(gate, chosen, i, left, dz);
         store_first(candidate + i, mul(dg, sub(one, mul(g, g))), left);
         if (forgets) store_first(dh + i, mul(dn, z), left);
       }
@@ -116,12 +159,12 @@ class Backstep {
     const int64_t reset_stride = deal_.threads * row_scratch(s_);
     gemm(rows, gate_row(t, 0, group) + s_.candidate(), gate_stride, d, w_.candidate_t[group], d,
          d_reset, reset_stride, nullptr, Start::kZero);
-    float* d_other = gradient(0, 0) + (1 - group) * d;
+    const Sums d_other = sums(rows, group);
     for (int64_t n = 0; n < rows; ++n) {
       float* r = gate_row(t, n, group) + s_.reset();
       const float* h_other = other(t, n, group);
       const float* drh = d_reset + n * reset_stride;
-      float* dho = gradient(0, n) + (1 - group) * d;
+      float* dho = d_other.row(n);
       for (int64_t i = 0; i < d; i += kWidth) {
         const int left = static_cast<int>(d - i);
         const F rv = load_first(r + i, left), dv = load_first(drh + i, left);
@@ -130,8 +173,9 @@ class Backstep {
         store_first(r + i, mul(dr, sigmoid_slope(rv)), left);
       }
     }
-    gemm(rows, gate_row(t, 0, group), gate_stride, s_.candidate(), w_.hh_t[group], d, d_other,
-         deal_.threads * s_.hidden, nullptr, Start::kTarget);
+    gemm(rows, gate_row(t, 0, group), gate_stride, s_.candidate(), w_.hh_t[group], d,
+         d_other.first, d_other.stride, nullptr, Start::kTarget);
+    unmask(t, rows, group, d_other);
   }
 
   // h' = p h + o tanh(c'),  c' = f c + i g:
@@ -152,29 +196,33 @@ class Backstep {
       const float* h = old(0, t, n) + group * d;
       const float* c = old(1, t, n) + group * d;
       const float* tanh_c = extra(t, n, group);
+      const float *chosen_f = tanh_c + d, *chosen_p = tanh_c + 2 * d;
       for (int64_t j = 0; j < d; j += kWidth) {
         const int left = static_cast<int>(d - j);
         const F i = load_first(i_gate + j, left), o = load_first(o_gate + j, left);
         const F g = load_first(g_gate + j, left), tc = load_first(tanh_c + j, left);
         const F dn = load_first(dh + j, left);
-        const F dcn = fma(mul(dn, o), sub(one, mul(tc, tc)), load_first(dc + j, left));
+        const F dhu = share(dn, chosen_p, j, left);
+        const F dcn = fma(mul(dhu, o), sub(one, mul(tc, tc)), load_first(dc + j, left));
+        const F dcu = share(dcn, chosen_f, j, left);
         F dh_old = dn, dc_old = dcn;
         if (forgets) {
-          dh_old = mul(dn, forget_gate(p_gate, tanh_c + 2 * d, j, left));
-          dc_old = mul(dcn, forget_gate(f_gate, tanh_c + d, j, left));
-          put_forget_slope(f_gate, j, left, mul(dcn, load_first(c + j, left)));
-          put_forget_slope(p_gate, j, left, mul(dn, load_first(h + j, left)));
+          dh_old = mul(dn, forget_gate(p_gate, chosen_p, j, left));
+          dc_old = mul(dcn, forget_gate(f_gate, chosen_f, j, left));
+          put_forget_slope(f_gate, chosen_f, j, left, mul(dcn, load_first(c + j, left)));
+          put_forget_slope(p_gate, chosen_p, j, left, mul(dn, load_first(h + j, left)));
         }
-        store_first(i_gate + j, mul(mul(dcn, g), sigmoid_slope(i)), left);
-        store_first(o_gate + j, mul(mul(dn, tc), sigmoid_slope(o)), left);
-        store_first(g_gate + j, mul(mul(dcn, i), sub(one, mul(g, g))), left);
+        store_first(i_gate + j, mul(mul(dcu, g), sigmoid_slope(i)), left);
+        store_first(o_gate + j, mul(mul(dhu, tc), sigmoid_slope(o)), left);
+        store_first(g_gate + j, mul(mul(dcu, i), sub(one, mul(g, g))), left);
         store_first(dh + j, dh_old, left);
         store_first(dc + j, dc_old, left);
       }
     }
+    const Sums d_other = sums(rows, group);
     gemm(rows, gate_row(t, 0, group), deal_.threads * s_.gate_columns(), s_.gates() * d,
-         w_.hh_t[group], d, gradient(0, 0) + (1 - group) * d, deal_.threads * s_.hidden, nullptr,
-         Start::kTarget);
+         w_.hh_t[group], d, d_other.first, d_other.stride, nullptr, Start::kTarget);
+    unmask(t, rows, group, d_other);
   }
 
   const BackpropChunk& c_;
@@ -206,7 +254,11 @@ class ChunkGradients {
     if (!c_.d_hh) return;
     for (int group = 0; group < 2; ++group) {
       const float* other = group == 0 ? c_.old + d : c_.mid;
-      const int64_t stride = group == 0 ? s.states() * h : d;
+      int64_t stride = group == 0 ? s.states() * h : d;
+      if (s.drops()) {
+        other = c_.extra + group * s.extra() + s.seen();
+        stride = 2 * s.extra();
+      }
       const int64_t first = group * s.gates() * d;
       if (s.cell == Cell::kGru) {
         const int64_t main = s.candidate();

@@ -64,14 +64,14 @@ NB_MODULE(_cpu, m) {
       .def(
           "__init__",
           [](Shape* self, int cell, int rule, int64_t blocks, int64_t inputs, int64_t hidden,
-             int64_t stored, float floor, int32_t z_min, bool gumbel, float softness, bool draws,
-             uint64_t seed) {
+             int64_t stored, float floor, int32_t z_min, bool gumbel, float softness, float zoneout,
+             float dropout, bool draws, uint64_t seed) {
             new (self) Shape{static_cast<revrnn::Cell>(cell), static_cast<revrnn::Rule>(rule),
-                             blocks, inputs, hidden, stored, floor, z_min, gumbel, softness, draws,
-                             seed};
+                             blocks, inputs, hidden, stored, floor, z_min, gumbel, softness,
+                             zoneout, dropout, draws, seed};
           },
           "cell"_a, "rule"_a, "blocks"_a, "inputs"_a, "hidden"_a, "stored"_a, "floor"_a, "z_min"_a,
-          "gumbel"_a, "softness"_a, "draws"_a, "seed"_a);
+          "gumbel"_a, "softness"_a, "zoneout"_a, "dropout"_a, "draws"_a, "seed"_a);
 
   m.def("packed_floats", [](const std::string& name, const Shape& shape, bool backward) {
     return tier(name).packed_floats(shape, backward);
@@ -135,10 +135,10 @@ NB_MODULE(_cpu, m) {
   m.def(
       "backprop",
       [](const std::string& name, const Shape& shape, int64_t steps, int64_t rows, int64_t batch,
-         Address offsets, Address active, Address packed, Address x, Address gates, Address old,
-         Address mid, Address extra, Address d_out, int64_t d_out_stride, int64_t d_out_units,
-         Address d_state, Address d_x, Address d_ih, Address d_hh, Address d_bias, Address scratch,
-         int threads) {
+         Address offsets, Address active, int64_t first, int64_t stride, Address packed, Address x,
+         Address gates, Address old, Address mid, Address extra, Address d_out,
+         int64_t d_out_stride, int64_t d_out_units, Address d_state, Address d_x, Address d_ih,
+         Address d_hh, Address d_bias, Address scratch, int threads) {
         const revrnn::Tier& t = tier(name);
         const BackpropChunk chunk{shape,
                                   steps,
@@ -146,6 +146,8 @@ NB_MODULE(_cpu, m) {
                                   batch,
                                   at<int64_t>(offsets),
                                   at<int64_t>(active),
+                                  first,
+                                  stride,
                                   at<float>(packed),
                                   at<float>(x),
                                   at<float>(gates),
@@ -165,7 +167,8 @@ NB_MODULE(_cpu, m) {
         nb::gil_scoped_release release;
         t.backprop(chunk);
       },
-      "tier"_a, "shape"_a, "steps"_a, "rows"_a, "batch"_a, "offsets"_a, "active"_a, "packed"_a,
-      "x"_a, "gates"_a, "old"_a, "mid"_a, "extra"_a, "d_out"_a, "d_out_stride"_a, "d_out_units"_a,
-      "d_state"_a, "d_x"_a, "d_ih"_a, "d_hh"_a, "d_bias"_a, "scratch"_a, "threads"_a);
+      "tier"_a, "shape"_a, "steps"_a, "rows"_a, "batch"_a, "offsets"_a, "active"_a, "first"_a,
+      "stride"_a, "packed"_a, "x"_a, "gates"_a, "old"_a, "mid"_a, "extra"_a, "d_out"_a,
+      "d_out_stride"_a, "d_out_units"_a, "d_state"_a, "d_x"_a, "d_ih"_a, "d_hh"_a, "d_bias"_a,
+      "scratch"_a, "threads"_a);
 }

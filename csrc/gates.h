@@ -135,21 +135,58 @@ static bool choose_row(const Shape& s, float* columns, int64_t d, float* chosen,
   return !any(bad);
 }
 
-// One forget gate of one row, in place; what is chosen goes to `chosen`.
+// What the noise is for.
+enum Purpose : int { kForget = 0, kKeep = 1, kSeen = 2 };
+
+static inline void fill_row(float* to, float value, int64_t d) {
+  for (int64_t i = 0; i < d; i += kWidth) store_first(to + i, set1(value), static_cast<int>(d - i));
+}
+static inline void multiply_row(float* a, const float* b, int64_t d) {
+  for (int64_t i = 0; i < d; i += kWidth) {
+    const int left = static_cast<int>(d - i);
+    store_first(a + i, mul(load_first(a + i, left), load_first(b + i, left)), left);
+  }
+}
+
+// d times 0 with this probability, else `kept`.
+static void mask_row(float probability, float kept, float* to, int64_t d, const RowNoise& noise) {
+  for (int64_t i = 0; i < d; i += kWidth) {
+    const M dropped = less(noise.uniform(i), set1(probability));
+    store_first(to + i, select(dropped, zero(), set1(kept)), static_cast<int>(d - i));
+  }
+}
+
+// One forget gate of one row, in place; what is chosen, with zoneout the share of the step that each
+// unit takes, goes to `chosen`.
 static inline bool forget_row(const Shape& s, float* columns, float* chosen, const StepNoise& noise,
-                              int64_t n, int purpose) {
+                              int64_t n, Purpose purpose) {
   const int64_t d = s.group();
-  if (s.rule != Rule::kDiscrete) return sigmoid_row(columns, s.blocks * d);
-  if (!s.draws) return choose_row(s, columns, d, chosen, nullptr);
-  const RowNoise own = noise.of(s, n, purpose);
-  return choose_row(s, columns, d, chosen, &own);
+  if (s.rule == Rule::kDiscrete) {
+    if (!s.draws) return choose_row(s, columns, d, chosen, nullptr);
+    const RowNoise own = noise.of(s, n, purpose);
+    return choose_row(s, columns, d, chosen, &own);
+  }
+  if (s.zoned()) {
+    if (s.draws) {
+      mask_row(s.zoneout, 1.0f, chosen, d, noise.of(s, n, purpose));
+    } else {
+      fill_row(chosen, 1.0f - s.zoneout, d);
+    }
+  }
+  return sigmoid_row(columns, s.blocks * d);
+}
+
+// What the gates do not see of h of the other group, by the units: times 0 or 1 / (1 - p).
+static inline void seen_row(const Shape& s, const StepNoise& noise, int64_t n, float* mask) {
+  mask_row(s.dropout, 1.0f / (1.0f - s.dropout), mask, s.group(), noise.of(s, n, kSeen));
 }
 
 // One group's gates for `rows` rows. `gates` holds the input projections (bias included) of this
 // group's G*D columns and receives the activations:
 //   RevGRU:  [z; r] = sigmoid(W [x; h_other]),  g = tanh(U [x; r * h_other]); r * h_other -> extra
 //   RevLSTM: [f, i, o, p] = sigmoid(W [x; h_other]),  g = tanh(U [x; h_other])
-// With discrete forgetting z, f and p are chosen instead, and go behind the first D values of extra.
+// With discrete forgetting z, f and p are chosen instead, and go behind the first D values of extra;
+// with zoneout the shares do. With dropout h_other is h times a mask, and is the last D values.
 // Returns the first row with a pre-activation that is not finite, or -1.
 __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Packed& w, int group, int64_t rows,
                                    const float* h_other, int64_t h_stride, float* gates,
@@ -157,13 +194,22 @@ __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Pac
                                    const StepNoise& noise) {
   const int64_t d = s.group();
   int64_t bad_row = -1;
+  if (s.drops()) {
+    for (int64_t n = 0; n < rows; ++n) {
+      float* seen = extra + n * extra_stride + s.seen();
+      seen_row(s, noise, n, seen);
+      multiply_row(seen, h_other + n * h_stride, d);
+    }
+    h_other = extra + s.seen();
+    h_stride = extra_stride;
+  }
   if (s.cell == Cell::kGru) {
     gemm(rows, h_other, h_stride, d, w.hh[group], s.candidate(), gates, gates_stride, nullptr,
          Start::kTarget);
     for (int64_t n = 0; n < rows; ++n) {
       float* z = gates + n * gates_stride;
       float* rh = extra + n * extra_stride;
-      bool finite = forget_row(s, z, rh + d, noise, n, 0);
+      bool finite = forget_row(s, z, rh + d, noise, n, kForget);
       finite &= sigmoid_row(z + s.reset(), d);
       if (!finite && bad_row < 0) bad_row = n;
       const float* r = z + s.reset();
@@ -184,9 +230,9 @@ __attribute__((noinline)) static int64_t compute_gates(const Shape& s, const Pac
     for (int64_t n = 0; n < rows; ++n) {
       float* f = gates + n * gates_stride;
       float* chosen = extra + n * extra_stride + d;
-      bool finite = forget_row(s, f, chosen, noise, n, 0);
+      bool finite = forget_row(s, f, chosen, noise, n, kForget);
       finite &= sigmoid_row(f + s.input(), 2 * d);  // i and o
-      finite &= forget_row(s, f + s.keep(), chosen + d, noise, n, 1);
+      finite &= forget_row(s, f + s.keep(), chosen + d, noise, n, kKeep);
       finite &= tanh_row(f + s.candidate(), d);
       if (!finite && bad_row < 0) bad_row = n;
     }

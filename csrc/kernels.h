@@ -25,6 +25,8 @@ struct Shape {
   int32_t z_min;
   bool gumbel;      // discrete forgetting: which estimator
   float softness;   // and 1 / temperature
+  float zoneout;    // probability that a unit stays as it is
+  float dropout;    // probability that the gates do not see a unit of the other group
   bool draws;       // false: nothing is drawn
   uint64_t seed;    // of what is drawn
 
@@ -32,8 +34,12 @@ struct Shape {
   int64_t gates() const { return cell == Cell::kGru ? blocks + 2 : 2 * blocks + 3; }  // G
   int64_t states() const { return cell == Cell::kGru ? 1 : 2; }                      // S
   int64_t gate_columns() const { return gates() * hidden; }                          // G*H
-  int64_t choices() const { return rule == Rule::kDiscrete ? states() : 0; }
-  int64_t extra() const { return (1 + choices()) * group(); }                        // X
+  bool zoned() const { return zoneout > 0; }
+  bool drops() const { return dropout > 0; }
+  int64_t choices() const { return rule == Rule::kDiscrete || zoned() ? states() : 0; }
+  int64_t extra() const { return (1 + choices() + drops()) * group(); }              // X
+  // Where h of the other group, as the gates saw it, begins in a group's extra columns.
+  int64_t seen() const { return (1 + choices()) * group(); }
   // Where a gate's columns begin among those of a group. RevGRU: z, r, g. RevLSTM: f, i, o, p, g.
   int64_t reset() const { return blocks * group(); }
   int64_t input() const { return blocks * group(); }
@@ -90,6 +96,8 @@ struct BackpropChunk {
   int64_t batch;
   const int64_t* offsets;
   const int64_t* active;
+  int64_t first;
+  int64_t stride;
   const float* packed;
   const float* x;
   float* gates;          // (R, G*H): activations -> gradients of the pre-activations

@@ -271,11 +271,13 @@ class Walk {
   // chosen from them.
   template <class Visit>
   void with_rule(const float* gate, const float* chosen, const Visit& visit) const {
-    if (s_.rule == Rule::kRetained) {
-      visit(Retained{gate});
-    } else if (s_.rule == Rule::kDiscrete) {
+    if (s_.rule == Rule::kDiscrete) {
       visit(Discrete{chosen});
+    } else if (s_.rule == Rule::kRetained) {
+      if (s_.zoned()) return visit(SharedRetained{{gate}, chosen});
+      visit(Retained{gate});
     } else {
+      if (s_.zoned()) return visit(SharedFractional{{gate, forget_}, chosen});
       visit(Fractional{gate, forget_});
     }
   }

@@ -17,6 +17,14 @@ static inline I quantise(F gate, const Forget& forget) {
   const I fixed = to_int_nearest(mul(z, set1(static_cast<float>(kZOne))));
   return min(max(fixed, set1i(forget.z_min)), set1i(kZMax));
 }
+// 1 - w (1 - z): what a unit's state is multiplied by that takes a share w of the step.
+static inline F shared(F z, F share) { return sub(set1(1.0f), mul(share, sub(set1(1.0f), z))); }
+// The same of such a z: 2^RADIX_Z where w is 0.
+static inline I quantise_shared(F gate, F share, const Forget& forget) {
+  const F z = add(set1(forget.floor), mul(set1(1.0f - forget.floor), gate));
+  const I fixed = to_int_nearest(mul(shared(z, share), set1(static_cast<float>(kZOne))));
+  return min(max(fixed, set1i(forget.z_min)), set1i(kZOne));
+}
 
 static inline F forget_value(I z) { return mul(to_float(z), set1(kZUnit)); }
 static inline F state_value(I h) { return mul(to_float(h), set1(kHUnit)); }
@@ -26,7 +34,7 @@ static inline F state_value(I h) { return mul(to_float(h), set1(kHUnit)); }
 
 // z* / 2^RADIX_Z on the tape.
 struct Fractional {
-  static constexpr bool kForgets = true;
+  static constexpr bool kForgets = true, kShares = false;
   const float* gate;
   Forget forget;
   inline I amount(int64_t i, int left) const { return quantise(load_first(gate + i, left), forget); }
@@ -37,7 +45,7 @@ struct Fractional {
 };
 // h >> n, with z* = 2^(RADIX_Z - n): a multiplication of the rotated state (src/revrnn/exact.py).
 struct Discrete {
-  static constexpr bool kForgets = true;
+  static constexpr bool kForgets = true, kShares = false;
   const float* chosen;
   // At least 1, for the padding.
   inline I amount(int64_t i, int left) const {
@@ -54,13 +62,32 @@ struct Discrete {
 // Nothing is forgotten and nothing taped. z (RevGRU only) is the sigmoid itself: its bits are the
 // amount.
 struct Retained {
-  static constexpr bool kForgets = false;
+  static constexpr bool kForgets = false, kShares = false;
   const float* gate;
   inline I amount(int64_t i, int left) const { return bits(load_first(gate + i, left)); }
   inline F value(I z) const { return from_bits(z); }
   inline I untaped(I h, I) const { return h; }
   static inline I to_tape(I h, I) { return h; }
   static inline I from_tape(I h, I) { return h; }
+};
+
+// Zoneout: the same two rules for units that take a share of the step.
+struct SharedFractional : Fractional {
+  static constexpr bool kShares = true;
+  const float* shares;
+  inline F share(int64_t i, int left) const { return load_first(shares + i, left); }
+  // At least 1, for the padding.
+  inline I amount(int64_t i, int left) const {
+    return quantise_shared(load_first(gate + i, left), share(i, left), forget);
+  }
+};
+struct SharedRetained : Retained {
+  static constexpr bool kShares = true;
+  const float* shares;
+  inline F share(int64_t i, int left) const { return load_first(shares + i, left); }
+  inline I amount(int64_t i, int left) const {
+    return bits(shared(load_first(gate + i, left), share(i, left)));
+  }
 };
 
 // RevGRU: (1 - z) g with z the value that multiplies.
@@ -71,13 +98,18 @@ struct KeepCandidate {
     return mul(sub(set1(1.0f), rule.value(z)), load_first(g + i, left));
   }
 };
-// RevLSTM: i g for c, o tanh(c) for h.
+// RevLSTM: i g for c, o tanh(c) for h; with zoneout a share of it.
 struct Product {
   const float* a;
   const float* b;
   template <class Rule>
-  inline F operator()(int64_t i, int left, const Rule&, I) const {
-    return mul(load_first(a + i, left), load_first(b + i, left));
+  inline F operator()(int64_t i, int left, const Rule& rule, I) const {
+    const F product = mul(load_first(a + i, left), load_first(b + i, left));
+    if constexpr (Rule::kShares) {
+      return mul(product, rule.share(i, left));
+    } else {
+      return product;
+    }
   }
 };
 

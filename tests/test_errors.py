@@ -79,7 +79,7 @@ ARGUMENTS = [
         "Take one unit more or less: the two halves update each other in turn.",
     ),
     Case(
-        "`dropout` or `weight_dropout` outside [0, 1)",
+        "`dropout`, `weight_dropout`, `hidden_dropout` or `zoneout` outside [0, 1)",
         lambda: gru(dropout=1.0),
         ValueError,
         "A probability of 1 would leave nothing.",
@@ -114,6 +114,30 @@ ARGUMENTS = [
         lambda: gru(dtype=torch.int32),
         TypeError,
         "Parameters are real; the recurrence is in fixed point whatever they are.",
+    ),
+    Case(
+        "a limit where nothing is forgotten",
+        lambda: gru(forget="none", max_forget_bits=3),
+        ValueError,
+        "Leave `max_forget_bits` out.",
+    ),
+    Case(
+        "discrete forgetting without a limit",
+        lambda: gru(forget="discrete"),
+        ValueError,
+        "Say from how many whole bits a unit chooses, 1 to 10.",
+    ),
+    Case(
+        "a part of a bit with discrete forgetting",
+        lambda: gru(forget="discrete", max_forget_bits=1.5),
+        TypeError,
+        "Pass an int.",
+    ),
+    Case(
+        "zoneout with discrete forgetting",
+        lambda: gru(forget="discrete", max_forget_bits=2, zoneout=0.1),
+        ValueError,
+        "In eval, the mean of staying and stepping is no whole bit.",
     ),
     Case("`keep` beyond H/2, or negative", lambda: gru()(x(), keep=3), ValueError, "0 to H/2."),
 ]

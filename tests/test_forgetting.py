@@ -18,7 +18,9 @@ FORGET = ForgetRange.from_bits(None)
 ROWS, UNITS = 5, 37
 
 rules = pytest.mark.parametrize(
-    "rule", [Fractional(), Retained(gated=True), Discrete(3)], ids=lambda rule: type(rule).__name__
+    "rule",
+    [Fractional(), Fractional(0.4), Retained(), Retained(0.4), Discrete(3)],
+    ids=["fractional", "fractional, zoneout", "retained", "retained, zoneout", "discrete"],
 )
 estimators = pytest.mark.parametrize(
     ("estimator", "temperature"), [("gumbel", 1.0), ("gumbel", 0.4), ("categorical", 1.0)]
@@ -45,7 +47,7 @@ def states() -> Tensor:
 
 def amounts(rule: Rule, h: Tensor) -> Tensor:
     sums = normal(len(h), len(rule.names("z")) * UNITS)
-    columns, chosen = rule.activate(sums, draw())
+    columns, chosen = rule.activate(sums, UNITS, draw())
     return rule.amount(columns, chosen, FORGET)
 
 
@@ -78,10 +80,37 @@ def test_stored_units_come_back_and_must_fit(rule: Rule) -> None:
 
 def test_what_is_retained_is_not_touched() -> None:
     h = states()
-    rule = Retained(gated=True)
+    rule = Retained()
     tape = EntropyTape(ROWS, writing=True, device="cpu")
     assert rule.multiply(tape, h, amounts(rule, h), 0) is h
     assert not tape.stack.numel()
+
+
+@pytest.mark.parametrize("floor_bits", [None, 2.0])
+def test_a_share_of_nothing_leaves_a_unit_as_it_was(floor_bits: float | None) -> None:
+    """To the bit, and on an empty tape: z* is 2^RADIX_Z there, whatever the gate."""
+    h, forget = states(), ForgetRange.from_bits(floor_bits)
+    rule, columns = Fractional(0.5), normal(ROWS, UNITS).sigmoid()
+    everything, nothing = torch.ones_like(columns), torch.zeros_like(columns)
+    z = rule.amount(columns, nothing, forget)
+    assert_equal(z.unique(), torch.tensor([Z_ONE], dtype=torch.int32))
+    tape = EntropyTape(ROWS, writing=True, device="cpu")
+    tape.reserve(1, UNITS)
+    assert_equal(rule.multiply(tape, h, z, 0), h)
+    assert float(tape.ideal.sum()) == 0
+    assert_equal(tape.lanes, torch.full_like(tape.lanes, exact.LANE_LOW))
+    # And a unit that takes the whole step, takes that of a layer without zoneout.
+    plain = Fractional().amount(columns, columns[:, :0], forget)
+    assert int((rule.amount(columns, everything, forget) - plain).abs().max()) <= 1
+
+
+def test_shares_are_as_frequent_as_asked() -> None:
+    rows, p = 20_000, 0.3
+    _, chosen = Fractional(p).activate(torch.zeros(rows, 4), 4, draw(rows=rows))
+    assert set(chosen.unique().tolist()) == {0.0, 1.0}
+    assert abs(float((chosen == 0).float().mean()) - p) < 5 * (p * (1 - p) / (4 * rows)) ** 0.5
+    _, mean = Retained(p, gated=False).activate(torch.zeros(rows, 0), 4, None)
+    assert_equal(mean, torch.full((rows, 4), 1 - p))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 10])
@@ -124,7 +153,7 @@ def test_choices_are_as_frequent_as_the_softmax_says(
     """Whatever the estimator: 100,000 draws, within five standard deviations."""
     rows, bits = 100_000, 3
     pre = torch.tensor([0.3, 1.5, -2.0, 0.9]).expand(rows, -1)
-    _, chosen = Discrete(bits, estimator, temperature).activate(pre, draw(rows=rows))
+    _, chosen = Discrete(bits, estimator, temperature).activate(pre, 1, draw(rows=rows))
     expected = torch.softmax(pre[0].relu(), 0)
     for n, p in enumerate(expected.tolist()):
         share = float((chosen == 2.0**-n).float().mean())
@@ -133,7 +162,7 @@ def test_choices_are_as_frequent_as_the_softmax_says(
 
 def test_without_numbers_the_likeliest_is_taken() -> None:
     pre = torch.tensor([[-2.0, 1.0, 0.5], [-1.0, -3.0, -2.0], [0.0, 0.0, 0.0]])  # a unit each row
-    _, chosen = Discrete(2).activate(pre, None)
+    _, chosen = Discrete(2).activate(pre, 1, None)
     # Where relu brings all to 0, the pre-activations themselves decide; of equal ones the first.
     assert chosen.flatten().tolist() == [0.5, 1.0, 1.0]
 
@@ -158,20 +187,21 @@ def test_gradients_are_straight_through(
     rule = Discrete(bits, estimator, temperature)
     pre = 2 * normal(ROWS, (bits + 1) * UNITS, dtype=torch.float64)
     numbers = draw(dtype=torch.float64) if drawn else None
-    columns, _ = rule.activate(pre, numbers)
+    columns, chosen = rule.activate(pre, UNITS, numbers)
     d_z = torch.randn(ROWS, UNITS, dtype=torch.float64)
     leaf = pre.clone().requires_grad_()
     soft = soften(rule, leaf, None if numbers is None else numbers(pre.shape[1]))
     (expected,) = torch.autograd.grad(soft, leaf, d_z)
-    torch.testing.assert_close(rule.slope(d_z, columns, FORGET), expected, rtol=1e-9, atol=1e-12)
+    found = rule.slope(d_z, columns, chosen, FORGET)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_extreme_logits_stay_finite() -> None:
     pre = torch.tensor([[1e4, -1e4, 0.0], [3e38, 3e38, 3e38], [-3e38, 1e-30, 80.0]])
     for rule in (Discrete(2), Discrete(2, "gumbel", 2.0**-6), Discrete(2, "categorical")):
-        columns, chosen = rule.activate(pre, draw(rows=3))
+        columns, chosen = rule.activate(pre, 1, draw(rows=3))
         assert bool(columns.isfinite().all())
         assert set(chosen.flatten().tolist()) <= {1.0, 0.5, 0.25}
-        slope = rule.slope(torch.ones(3, 1), columns, FORGET)
+        slope = rule.slope(torch.ones(3, 1), columns, chosen, FORGET)
         assert bool(slope.isfinite().all())
         torch.testing.assert_close(columns.abs().sum(1), torch.ones(3))

@@ -113,6 +113,15 @@ def forgetting(
     return _forget_bits(max_forget_bits, forget), _temperature(temperature, estimator)
 
 
+def zoneout(value: object, forget: str) -> float:
+    p = probability("zoneout", value)
+    if p and forget == "discrete":
+        raise ValueError(
+            f"zoneout must be 0 with forget='discrete', which can only forget whole bits, got {p}"
+        )
+    return p
+
+
 def tape(value: Name, forget: str) -> Name:
     value = one_of("tape", value, ("entropy", "paper"))
     if value == "paper" and forget != "fractional":

@@ -15,6 +15,8 @@ class Shape:
         z_min: int,
         gumbel: bool,
         softness: float,
+        zoneout: float,
+        dropout: float,
         draws: bool,
         seed: int,
     ) -> None: ...
@@ -73,6 +75,8 @@ def backprop(
     batch: int,
     offsets: int,
     active: int,
+    first: int,
+    stride: int,
     packed: int,
     x: int,
     gates: int,

@@ -39,6 +39,10 @@ Recur: TypeAlias = Callable[[Tensor, Tensor, slice], Tensor]
 """``recur(values, start, gates)`` is ``start + values @ W.T``: (n, D), (n, m) -> (n, m). W is the m
 rows ``gates`` of the group's recurrent weights (G*D, D)."""
 
+FORGET, KEEP, SEEN = 0, 1, 2
+"""What noise is for: what is chosen for z or f, what is chosen for p, and what the gates see of the
+other group."""
+
 Uniform: TypeAlias = Callable[[int, int], Tensor]
 """``uniform(purpose, width)`` gives uniform numbers (n, width) in (0, 1), other ones for every
 purpose and the same ones in both directions."""
@@ -69,7 +73,7 @@ class Cell(ABC):
 
     @property
     def choices(self) -> int:
-        """Columns a unit, behind those of the gates, for the z that were chosen."""
+        """Columns a unit, behind those of the gates, for what was chosen."""
         return self.states if self.rule.chooses else 0
 
     @abstractmethod
@@ -150,7 +154,7 @@ class _RevGRU(Cell):
         main, new = self._rows(other.shape[1])
         sums = recur(other, pre[:, main], main)
         sizes = self._sizes(other.shape[1])
-        z, chosen = self.rule.activate(sums[:, : sizes[0]], _draw(uniform, 0))
+        z, chosen = self.rule.activate(sums[:, : sizes[0]], sizes[2], _draw(uniform, FORGET))
         r = sigmoid(sums[:, sizes[0] :])
         g = tanh(recur(r * other, pre[:, new], new))
         return torch.cat((z, r, g, chosen), dim=1)
@@ -201,15 +205,15 @@ class _RevGRU(Cell):
         size = other.shape[1]
         main, new = self._rows(size)
         columns, r, g = gates.split(self._sizes(size), dim=1)
-        amount = self.rule.amount(columns, extra[:, size:], forget)
-        z = self.rule.value(columns, amount)
+        chosen = extra[:, size:]
+        z = self.rule.value(columns, chosen, self.rule.amount(columns, chosen, forget))
         d_z = d_h * (h - g) if self.rule.forgets else -d_h * g
         d_pre = torch.empty_like(gates)
         d_pre_z, d_pre_r, d_pre_g = d_pre.split(self._sizes(size), dim=1)
         d_pre_g.copy_(d_h * (1 - z) * (1 - g * g))
         d_reset = recur_back(d_pre_g, new)
         d_pre_r.copy_(d_reset * other * r * (1 - r))
-        d_pre_z.copy_(self.rule.slope(d_z, columns, forget))
+        d_pre_z.copy_(self.rule.slope(d_z, columns, chosen, forget))
         d_other = d_reset * r + recur_back(d_pre[:, main], main)
         return d_pre, (d_h * z if self.rule.forgets else d_h,), d_other
 
@@ -235,7 +239,7 @@ class _RevGRU(Cell):
         size = other.shape[1]
         columns, r, g, chosen = _split(gates, self._sizes(size))
         z = self.rule.amount(columns, chosen, forget)
-        update = to_fixed((1 - self.rule.value(columns, z)) * g)
+        update = to_fixed((1 - self.rule.value(columns, chosen, z)) * g)
         return z, update, torch.cat((r * other, chosen), dim=1)
 
 
@@ -257,8 +261,8 @@ class _RevLSTM(Cell):
     ) -> Tensor:
         sums = recur(other, pre, slice(0, pre.shape[1]))
         f, i, o, p, g = sums.split(self._sizes(other.shape[1]), dim=1)
-        f, chosen_f = self.rule.activate(f, _draw(uniform, 0))
-        p, chosen_p = self.rule.activate(p, _draw(uniform, 1))
+        f, chosen_f = self.rule.activate(f, g.shape[1], _draw(uniform, FORGET))
+        p, chosen_p = self.rule.activate(p, g.shape[1], _draw(uniform, KEEP))
         return torch.cat((f, sigmoid(i), sigmoid(o), p, tanh(g), chosen_f, chosen_p), dim=1)
 
     def advance(
@@ -271,11 +275,12 @@ class _RevLSTM(Cell):
         stored_units: int,
     ) -> tuple[States, Tensor]:
         h, c = old
-        f, p, i, o, g, chosen = self._amounts(gates, other, forget)
-        c = self.rule.multiply(codec, c, f, 0) + to_fixed(i * g)
+        f, p, i, o, g, chosen_f, chosen_p = self._amounts(gates, other, forget)
+        c = self.rule.multiply(codec, c, f, 0) + to_fixed(self.rule.share(i * g, chosen_f))
         squashed = tanh(to_float(c, g.dtype))
-        h = self.rule.multiply(codec, h, p, stored_units) + to_fixed(o * squashed)
-        return (h, c), torch.cat((squashed, chosen), dim=1)
+        update = to_fixed(self.rule.share(o * squashed, chosen_p))
+        h = self.rule.multiply(codec, h, p, stored_units) + update
+        return (h, c), torch.cat((squashed, chosen_f, chosen_p), dim=1)
 
     def rewind(
         self,
@@ -287,11 +292,12 @@ class _RevLSTM(Cell):
         stored: Tensor | None,
     ) -> tuple[States, Tensor]:
         h, c = new
-        f, p, i, o, g, chosen = self._amounts(gates, other, forget)
+        f, p, i, o, g, chosen_f, chosen_p = self._amounts(gates, other, forget)
         squashed = tanh(to_float(c, g.dtype))
-        h = self.rule.divide(codec, h - to_fixed(o * squashed), p, stored)
-        c = self.rule.divide(codec, c - to_fixed(i * g), f, None)
-        return (h, c), torch.cat((squashed, chosen), dim=1)
+        update = to_fixed(self.rule.share(o * squashed, chosen_p))
+        h = self.rule.divide(codec, h - update, p, stored)
+        c = self.rule.divide(codec, c - to_fixed(self.rule.share(i * g, chosen_f)), f, None)
+        return (h, c), torch.cat((squashed, chosen_f, chosen_p), dim=1)
 
     def gradient(
         self,
@@ -303,7 +309,8 @@ class _RevLSTM(Cell):
         forget: ForgetRange,
         recur_back: RecurBack,
     ) -> tuple[Tensor, States, Tensor]:
-        """With ``c' = f c + i g``, ``h' = p h + o y`` and ``y = tanh(c')`` (the extra tensor)::
+        """With ``c' = f c + i g``, ``h' = p h + o y`` and ``y = tanh(c')`` (the extra tensor), and
+        with zoneout a share of i g and of o y::
 
         d_h = d_h' p      d_p = d_h' h      d_o = d_h' y      e = d_c' + d_h' o (1 - y^2)
         d_c = e f         d_f = e c         d_i = e g         d_g = e i
@@ -314,20 +321,22 @@ class _RevLSTM(Cell):
         size = other.shape[1]
         f, i, o, p, g = gates.split(self._sizes(size), dim=1)
         y, chosen_f, chosen_p = self._extra(extra, size)
-        d_c = d_c + d_h * o * (1 - y * y)
+        d_update_h = self.rule.share(d_h, chosen_p)
+        d_c = d_c + d_update_h * o * (1 - y * y)
+        d_update_c = self.rule.share(d_c, chosen_f)
         d_pre = torch.cat(
             (
-                self.rule.slope(d_c * c, f, forget),
-                d_c * g * i * (1 - i),
-                d_h * y * o * (1 - o),
-                self.rule.slope(d_h * h, p, forget),
-                d_c * i * (1 - g * g),
+                self.rule.slope(d_c * c, f, chosen_f, forget),
+                d_update_c * g * i * (1 - i),
+                d_update_h * y * o * (1 - o),
+                self.rule.slope(d_h * h, p, chosen_p, forget),
+                d_update_c * i * (1 - g * g),
             ),
             dim=1,
         )
         if self.rule.forgets:
-            d_h = d_h * self.rule.value(p, self.rule.amount(p, chosen_p, forget))
-            d_c = d_c * self.rule.value(f, self.rule.amount(f, chosen_f, forget))
+            d_h = d_h * self.rule.value(p, chosen_p, self.rule.amount(p, chosen_p, forget))
+            d_c = d_c * self.rule.value(f, chosen_f, self.rule.amount(f, chosen_f, forget))
         return d_pre, (d_h, d_c), recur_back(d_pre, slice(0, d_pre.shape[1]))
 
     def recurrent_inputs(self, other: Tensor, extra: Tensor) -> list[tuple[slice, Tensor]]:
@@ -346,16 +355,24 @@ class _RevLSTM(Cell):
 
     def _amounts(
         self, gates: Tensor, other: Tensor, forget: ForgetRange
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """f* and p*, then i, o and g, then what was chosen for f and p."""
         f, i, o, p, g, chosen = _split(gates, self._sizes(other.shape[1]))
         chosen_f, chosen_p = chosen.chunk(2, dim=1) if chosen.shape[1] else (chosen, chosen)
         z_f = self.rule.amount(f, chosen_f, forget)
-        return z_f, self.rule.amount(p, chosen_p, forget), i, o, g, chosen
+        return z_f, self.rule.amount(p, chosen_p, forget), i, o, g, chosen_f, chosen_p
 
 
 GRU = _RevGRU("RevGRU", 1, Fractional())
 LSTM = _RevLSTM("RevLSTM", 2, Fractional())
+
+
+def with_zoneout(cell: Cell, p: float) -> Cell:
+    """The same cell with units that stay as they were, with probability p a step."""
+    rule = cell.rule
+    if not isinstance(rule, (Fractional, Retained)):
+        raise TypeError(f"zoneout fits fractional forgetting and none, got {rule}")
+    return replace(cell, rule=replace(rule, zoneout=p))
 
 
 def without_forgetting(cell: Cell) -> Cell:

@@ -63,7 +63,15 @@ def to_float(fixed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return fixed.to(dtype) * (1.0 / H_ONE)
 
 
-def quantise_forget(gate: Tensor, forget: ForgetRange) -> Tensor:
-    """``z* = round(2**RADIX_Z (a + (1 - a) s))`` clamped to ``[z_min, Z_MAX]``, int32."""
+def quantise_forget(gate: Tensor, forget: ForgetRange, share: Tensor | None = None) -> Tensor:
+    """``z* = round(2**RADIX_Z z)`` with ``z = a + (1 - a) s``, in ``[z_min, Z_MAX]``, int32.
+
+    With a share w, ``1 - w (1 - z)`` takes the place of z, and ``z*`` may be ``Z_ONE``, where w is
+    0.
+    """
     z = forget.floor + (1.0 - forget.floor) * gate
-    return (z * Z_ONE).round().clamp(forget.z_min, Z_MAX).to(torch.int32)
+    most = Z_MAX
+    if share is not None:
+        z = 1.0 - share * (1.0 - z)
+        most = Z_ONE
+    return (z * Z_ONE).round().clamp(forget.z_min, most).to(torch.int32)

@@ -11,6 +11,13 @@ A state is updated by ``h <- z (*) h + u``. The *rule* of a cell says what z may
 A forget gate has B *columns* a unit among the gates: B blocks of D, side by side. Tensors here are
 ``columns`` (n, B*D), ``chosen`` (n, D) or, for rules that choose nothing, (n, 0), and all others
 (n, D).
+
+*Zoneout* (Krueger et al.) leaves a unit as it was, with probability p a step: ``h <- h + w (z h + u
+- h)`` with a *share* w that is 0 for such a unit and else 1; in eval w is ``1 - p``, what it is on
+average. That is another z and another update, ``1 - w (1 - z)`` and ``w u``, so it takes nothing
+more to undo: where w is 0, z is 1 and moves no digit (`revrnn.exact` holds for ``z* = 2**RADIX_Z``
+too), and nothing is added. ``chosen`` is w then. Whole bits have no place for the z of eval, so
+`Discrete` has no zoneout.
 """
 
 from __future__ import annotations
@@ -42,27 +49,35 @@ class Rule(ABC):
     forgets: ClassVar[bool] = True
     """Whether states are multiplied at all, and so need a tape."""
 
-    chooses: ClassVar[bool] = False
-    """Whether z is chosen, at random if numbers are drawn, and kept beside the columns."""
+    @property
+    @abstractmethod
+    def chooses(self) -> bool:
+        """Whether something is chosen, at random if numbers are drawn, and kept beside the columns:
+        z, or with zoneout w."""
 
     @abstractmethod
     def names(self, gate: str) -> tuple[str, ...]:
         """What the columns of a forget gate are called; B of them."""
 
     @abstractmethod
-    def activate(self, sums: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        """``columns`` and ``chosen``, from the pre-activations (n, B*D); None draws nothing."""
+    def activate(self, sums: Tensor, units: int, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """``columns`` and ``chosen``, from the pre-activations (n, B*D) of D ``units``; None draws
+        nothing."""
 
     @abstractmethod
     def amount(self, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
         """``z*``, int32: what the state is multiplied by."""
 
-    def value(self, columns: Tensor, amount: Tensor) -> Tensor:
+    def value(self, columns: Tensor, chosen: Tensor, amount: Tensor) -> Tensor:
         """z as a float, for the update ``(1 - z) g`` of a RevGRU."""
         return amount.to(columns.dtype) / Z_ONE
 
+    def share(self, update: Tensor, chosen: Tensor) -> Tensor:
+        """``w u``: what is added of an update that does not depend on z, or of its gradient."""
+        return update
+
     @abstractmethod
-    def slope(self, d_z: Tensor, columns: Tensor, forget: ForgetRange) -> Tensor:
+    def slope(self, d_z: Tensor, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
         """Gradients of the pre-activations (n, B*D), from that of z."""
 
     def multiply(self, codec: Codec, h: Tensor, z: Tensor, stored_units: int) -> Tensor:
@@ -100,25 +115,46 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class Fractional(Rule):
+class _Zoned(Rule):
+    """A rule with zoneout."""
+
+    zoneout: float = 0.0
+    """p."""
+
+    @property
+    def chooses(self) -> bool:
+        return self.zoneout > 0
+
+    def activate(self, sums: Tensor, units: int, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        if not self.chooses:
+            return sigmoid(sums), sums[:, :0]
+        if draw is None:
+            w = sums.new_full((len(sums), units), 1 - self.zoneout)
+        else:
+            w = (draw(units) >= self.zoneout).to(sums.dtype)
+        return sigmoid(sums), w
+
+    def share(self, update: Tensor, chosen: Tensor) -> Tensor:
+        return update * chosen if self.chooses else update
+
+
+@dataclass(frozen=True)
+class Fractional(_Zoned):
     """``s = sigmoid(pre)``, ``z* = round(2**RADIX_Z (a + (1 - a) s))``; the column keeps s."""
 
     def names(self, gate: str) -> tuple[str, ...]:
         return (gate,)
 
-    def activate(self, sums: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        return sigmoid(sums), sums[:, :0]
-
     def amount(self, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
-        return quantise_forget(columns, forget)
+        return quantise_forget(columns, forget, chosen if self.chooses else None)
 
-    def slope(self, d_z: Tensor, columns: Tensor, forget: ForgetRange) -> Tensor:
-        """``d_z (1 - a) s (1 - s)``."""
-        return d_z * ((1 - forget.floor) * columns * (1 - columns))
+    def slope(self, d_z: Tensor, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
+        """``w d_z (1 - a) s (1 - s)``."""
+        return self.share(d_z, chosen) * ((1 - forget.floor) * columns * (1 - columns))
 
 
 @dataclass(frozen=True)
-class Retained(Rule):
+class Retained(_Zoned):
     """No forgetting: h stays as it is, and nothing goes on the tape.
 
     A RevGRU still has its z, which only says how much of g is added: ``h <- h + (1 - z) g`` with
@@ -126,25 +162,22 @@ class Retained(Rule):
     """
 
     forgets = False
-    gated: bool
+    gated: bool = True
     """Whether the cell's update depends on z."""
 
     def names(self, gate: str) -> tuple[str, ...]:
         return (gate,) if self.gated else ()
 
-    def activate(self, sums: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        return sigmoid(sums), sums[:, :0]
-
     def amount(self, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
         """Nothing: there is no multiplication."""
         return chosen
 
-    def value(self, columns: Tensor, amount: Tensor) -> Tensor:
-        return columns
+    def value(self, columns: Tensor, chosen: Tensor, amount: Tensor) -> Tensor:
+        return 1 - chosen * (1 - columns) if self.chooses else columns
 
-    def slope(self, d_z: Tensor, columns: Tensor, forget: ForgetRange) -> Tensor:
-        """``d_z s (1 - s)``."""
-        return d_z * (columns * (1 - columns)) if self.gated else columns
+    def slope(self, d_z: Tensor, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
+        """``w d_z s (1 - s)``."""
+        return self.share(d_z, chosen) * (columns * (1 - columns)) if self.gated else columns
 
     def multiply(self, codec: Codec, h: Tensor, z: Tensor, stored_units: int) -> Tensor:
         return h
@@ -174,17 +207,20 @@ class Discrete(Rule):
     A column keeps its w, negative where relu is flat.
     """
 
-    chooses = True
     bits: int
     """F."""
     estimator: Estimator = "gumbel"
     temperature: float = 1.0
     """Of the gumbel estimator."""
 
+    @property
+    def chooses(self) -> bool:
+        return True
+
     def names(self, gate: str) -> tuple[str, ...]:
         return tuple(f"{gate}{n}" for n in range(self.bits + 1))
 
-    def activate(self, sums: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def activate(self, sums: Tensor, units: int, draw: Draw | None) -> tuple[Tensor, Tensor]:
         pre = sums.unflatten(1, (self.bits + 1, -1))  # (n, B, D)
         s = pre.relu()
         odds = exp((s - s.amax(1, keepdim=True)).clamp(min=-60))
@@ -211,7 +247,7 @@ class Discrete(Rule):
     def amount(self, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
         return (chosen * Z_ONE).to(torch.int32)
 
-    def slope(self, d_z: Tensor, columns: Tensor, forget: ForgetRange) -> Tensor:
+    def slope(self, d_z: Tensor, columns: Tensor, chosen: Tensor, forget: ForgetRange) -> Tensor:
         """``d_z w_n (2**-n - sum_j w_j 2**-j)``, over the temperature; 0 where relu is flat."""
         signed: Tensor = columns.unflatten(1, (self.bits + 1, -1))  # (n, B, D)
         values = self._values(columns)[:, None]

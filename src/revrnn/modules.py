@@ -18,7 +18,14 @@ from torch.nn.utils.rnn import PackedSequence
 from revrnn import _checks, kernels
 from revrnn._sequence import InputSequence, float32, output_dtype
 from revrnn.advance import Memory, Stack
-from revrnn.cells import GRU, LSTM, Cell, with_discrete_forgetting, without_forgetting
+from revrnn.cells import (
+    GRU,
+    LSTM,
+    Cell,
+    with_discrete_forgetting,
+    with_zoneout,
+    without_forgetting,
+)
 from revrnn.chunks import default_chunk_size
 from revrnn.diagnostics import LayerReport, TapeReport
 from revrnn.fixed import ForgetRange
@@ -53,6 +60,8 @@ class _Reversible(nn.Module):
         estimator: Estimator,
         temperature: float,
         sample_in_eval: bool,
+        hidden_dropout: float,
+        zoneout: float,
     ) -> None:
         super().__init__()
         self.input_size = _checks.positive("input_size", input_size)
@@ -68,6 +77,10 @@ class _Reversible(nn.Module):
         elif forget == "discrete":
             bits = cast(int, self.max_forget_bits)
             self._cell = with_discrete_forgetting(self._kind, bits, estimator, self.temperature)
+        self.hidden_dropout = _checks.probability("hidden_dropout", hidden_dropout)
+        self.zoneout = _checks.zoneout(zoneout, forget)
+        if self.zoneout:
+            self._cell = with_zoneout(self._cell, self.zoneout)
 
     def _register(
         self, slots: list[tuple[str, int]], bias: bool, device: Device, dtype: torch.dtype | None
@@ -118,10 +131,21 @@ class _Reversible(nn.Module):
         forget = ForgetRange.from_bits(self.max_forget_bits)
         if not self._cell.rule.forgets:
             stored_units = 0  # they come back without
+        dropout = self.hidden_dropout if self.training else 0.0
+        draws = self.training or (self.sample_in_eval and self.forget == "discrete")
         seed = None
-        if self._cell.rule.chooses and (self.training or self.sample_in_eval):
+        if dropout or (draws and self._cell.rule.chooses):
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        return Layer(self._cell, input_size, self.hidden_size, forget, stored_units, name, seed)
+        return Layer(
+            self._cell,
+            input_size,
+            self.hidden_size,
+            forget,
+            stored_units,
+            name,
+            seed,
+            dropout,
+        )
 
 
 @dataclass
@@ -161,6 +185,8 @@ class _ReversibleRNN(_Reversible):
         estimator: Estimator = "gumbel",
         temperature: float = 1.0,
         sample_in_eval: bool = False,
+        hidden_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         super().__init__(
             input_size,
@@ -170,6 +196,8 @@ class _ReversibleRNN(_Reversible):
             estimator,
             temperature,
             sample_in_eval,
+            hidden_dropout,
+            zoneout,
         )
         self.num_layers = _checks.positive("num_layers", num_layers)
         self.bias = bias
@@ -342,6 +370,10 @@ _ARGUMENTS = """
         temperature: of the gumbel estimator.
         sample_in_eval: whether forget="discrete" draws in eval as well; else it takes the
             likeliest.
+        hidden_dropout: probability of dropout on what the gates of one half of the units see of the
+            other half's h; a new mask every step, drawn again in backward.
+        zoneout: probability that a unit stays as it was in a step; in eval every unit takes the
+            mean step. Not with forget="discrete".
 
     Parameters are ``weight_ih_l{k}`` (G*H, I), ``weight_hh_l{k}`` (G*H, H/2) and ``bias_l{k}``
     (G*H,), with ``_reverse`` behind for the other direction; rows are group 1's gates, then group
@@ -418,6 +450,8 @@ class _ReversibleCell(_Reversible):
         estimator: Estimator = "gumbel",
         temperature: float = 1.0,
         sample_in_eval: bool = False,
+        hidden_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         super().__init__(
             input_size,
@@ -427,6 +461,8 @@ class _ReversibleCell(_Reversible):
             estimator,
             temperature,
             sample_in_eval,
+            hidden_dropout,
+            zoneout,
         )
         self._register([("", self.input_size)], bias, device, dtype)
         if not bias:

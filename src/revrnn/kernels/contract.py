@@ -37,6 +37,9 @@ class Layer:
     """How errors and reports call it."""
     seed: int | None = None
     """Of what is drawn in this pass, 0 <= seed < 2**63; None: nothing is."""
+    hidden_dropout: float = 0.0
+    """Probability that a group's gates do not see a unit of the other group, with another mask
+    every step; above 0 only where there is a seed."""
 
     @property
     def group_size(self) -> int:
@@ -45,7 +48,7 @@ class Layer:
     @property
     def extra_size(self) -> int:
         """X: columns of `Record.extra` for one group."""
-        return (1 + self.cell.choices) * self.group_size
+        return (1 + self.cell.choices + (self.hidden_dropout > 0)) * self.group_size
 
     @property
     def taped_units(self) -> int:
@@ -100,7 +103,8 @@ class Record:
     """(R, D) h of group 1 after the step: what group 2's gates were computed from."""
     extra: Tensor
     """(R, 2*X), of each group: r * h_other (RevGRU) or tanh of the new c (RevLSTM), (R, D); behind
-    it the z that were chosen, where they are, (R, choices*D)."""
+    it what was chosen, if anything is, (R, choices*D); then, with hidden dropout, h of the other
+    group as the gates saw it, (R, D)."""
 
 
 @dataclass

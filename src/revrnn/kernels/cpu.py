@@ -66,6 +66,7 @@ class CpuBackend:
         rows = layer.cell.gates * layer.hidden_size
         rule = layer.cell.rule
         discrete = rule if isinstance(rule, Discrete) else Discrete(1)
+        zoneout = rule.zoneout if isinstance(rule, (Fractional, Retained)) else 0.0
         shape = _cpu.Shape(
             _CELLS[layer.cell.name],
             _RULES[type(rule)],
@@ -77,6 +78,8 @@ class CpuBackend:
             layer.forget.z_min,
             discrete.estimator == "gumbel",
             1 / discrete.temperature,
+            zoneout,
+            layer.hidden_dropout,
             layer.seed is not None,
             layer.seed or 0,
         )
@@ -209,6 +212,8 @@ class CpuBackend:
             batch,
             _address(steps.offsets, torch.int64, (len(steps.active),)),
             _address(steps.active, torch.int64, (len(steps.active),)),
+            steps.first,
+            steps.stride,
             prepared.packed.data_ptr(),
             _address(x, torch.float32, (steps.rows, layer.input_size)),
             _address(record.gates, torch.float32, (steps.rows, rows)),

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from revrnn.cells import RecurBack
+from revrnn.cells import SEEN, RecurBack, Uniform
 from revrnn.errors import NonFiniteError, ReversalError, StateOverflowError
 from revrnn.fixed import STATE_LIMIT, to_float
 from revrnn.kernels.contract import Gradients, Layer, Record, Steps, Weights
@@ -122,6 +123,8 @@ class ReferenceBackend:
                 own.copy_(torch.stack(new))
                 if record is not None:
                     _keep(prepared, record, step, group, other, gates, extra)
+                    if group == 0:
+                        record.mid[step.rows] = to_float(now[0, :, prepared.units(0)], x.dtype)
             _check_range(now, layer, step)
             if out is not None:
                 out[step.rows] = to_float(now[0, :, : out.shape[1]], out.dtype)
@@ -144,6 +147,7 @@ class ReferenceBackend:
             now = state[:, : step.active]
             if out is not None:
                 out[step.rows] = to_float(now[0, :, : out.shape[1]], out.dtype)
+            record.mid[step.rows] = to_float(now[0, :, prepared.units(0)], x.dtype)
             for group in (1, 0):
                 own = now[:, :, prepared.units(group)]
                 try:
@@ -184,17 +188,20 @@ class ReferenceBackend:
                 for group in (1, 0):
                     own = prepared.units(group)
                     gates = record.gates[step.rows, prepared.gates(group)]
+                    other, extra = _seen(prepared, record, step.rows, group)
                     d_pre, d_old, d_other = layer.cell.gradient(
                         tuple(d_now[:, :, own]),
                         gates,
                         tuple(old[:, :, own]),
-                        record.mid[step.rows] if group else old[0, :, prepared.units(1)],
-                        record.extra[step.rows, prepared.extras(group)],
+                        other,
+                        extra,
                         layer.forget,
                         _recur_back(prepared, group),
                     )
                     gates.copy_(d_pre)
                     d_now[:, :, own] = torch.stack(d_old)
+                    if layer.hidden_dropout:
+                        d_other = d_other * _mask(prepared, step, group, x)
                     d_now[0, :, prepared.units(1 - group)] += d_other
             _add_weight_gradients(prepared, x, record, gradients)
             if d_x is not None:
@@ -221,8 +228,8 @@ def _each(steps: Steps) -> Iterator[Step]:
 def _gates(
     prepared: Prepared, pre: Tensor, step: Step, now: Tensor, group: int
 ) -> tuple[Tensor, Tensor]:
-    """h of the other group as floats (n, D), and what the cell computes from it: the gates (n, G*D)
-    and what was chosen.
+    """h of the other group as floats (n, D), as the gates see it, and what the cell computes from
+    it: the gates (n, G*D) and what was chosen.
 
     Both directions come here: what one computes, the other computes again.
     """
@@ -234,13 +241,26 @@ def _gates(
             raise NonFiniteError.at(prepared.layer.name, step.time, int(finite.int().argmin()))
         return acc
 
-    uniform = None
-    if prepared.layer.seed is not None:
-        noise = Noise(prepared.layer.seed, step.time, group, step.active, pre.device)
-        uniform = partial(noise.uniform, dtype=pre.dtype)
+    layer = prepared.layer
     other = to_float(now[0, :, prepared.units(1 - group)], pre.dtype)
+    if layer.hidden_dropout:
+        other = other * _mask(prepared, step, group, pre)
     own = pre[step.rows, prepared.gates(group)]
-    return other, prepared.layer.cell.activate(own, other, recur, uniform)
+    uniform = None if layer.seed is None else _uniform(layer.seed, step, group, pre)
+    return other, layer.cell.activate(own, other, recur, uniform)
+
+
+def _uniform(seed: int, step: Step, group: int, like: Tensor) -> Uniform:
+    """The noise of one group's step."""
+    noise = Noise(seed, step.time, group, step.active, like.device)
+    return partial(noise.uniform, dtype=like.dtype)
+
+
+def _mask(prepared: Prepared, step: Step, group: int, like: Tensor) -> Tensor:
+    """What h of the other group is multiplied by, with hidden dropout: 0 or 1 / (1 - p), (n, D)."""
+    layer, p = prepared.layer, prepared.layer.hidden_dropout
+    draw = _uniform(cast(int, layer.seed), step, group, like)
+    return (draw(SEEN, layer.group_size) >= p).to(like.dtype) / (1 - p)
 
 
 def _recur_back(prepared: Prepared, group: int) -> RecurBack:
@@ -260,9 +280,18 @@ def _keep(
     """Record what a group's step computed. The gates take the place of its pre-activations."""
     own = prepared.gates(group)
     record.gates[step.rows, own] = gates[:, : own.stop - own.start]
+    if prepared.layer.hidden_dropout:
+        extra = torch.cat((extra, other), dim=1)
     record.extra[step.rows, prepared.extras(group)] = extra
-    if group == 1:
-        record.mid[step.rows] = other
+
+
+def _seen(prepared: Prepared, record: Record, rows: slice, group: int) -> tuple[Tensor, Tensor]:
+    """h of the other group as the gates saw it (n, D), and the extra tensor of `Cell.advance`."""
+    extra = record.extra[rows, prepared.extras(group)]
+    if prepared.layer.hidden_dropout:
+        size = prepared.layer.group_size
+        return extra[:, -size:], extra[:, :-size]
+    return (record.mid[rows] if group else record.old[rows, prepared.units(1)]), extra
 
 
 def _side_by_side(now: Tensor, dtype: torch.dtype) -> Tensor:
@@ -288,8 +317,8 @@ def _add_weight_gradients(
         gradients.bias += d_pre.sum(0)
     if gradients.hh is None:
         return
-    for group, other in enumerate((record.old[:, prepared.units(1)], record.mid)):
-        extra = record.extra[:, prepared.extras(group)]
+    for group in (0, 1):
+        other, extra = _seen(prepared, record, slice(None), group)
         d_own, d_hh = d_pre[:, prepared.gates(group)], gradients.hh[prepared.gates(group)]
         for gates, inputs in layer.cell.recurrent_inputs(other, extra):
             d_hh[gates].addmm_(d_own[:, gates].t(), inputs)
