@@ -171,3 +171,38 @@ def test_epochs_need_a_corpus(tmp_path: Path) -> None:
     done = run("benchmarks.language_model", "--data", str(tmp_path / "none"))
     assert done.returncode == 1
     assert "there is no corpus and no folder" in done.stderr
+
+
+def test_variants_beside_the_plain_layer(tmp_path: Path) -> None:
+    table = tmp_path / "variants.csv"
+    options = ["--shapes", "4x3x6", "5x2x4", "--repeats", "1", "--threads", "1"]
+    done = run("benchmarks.variants", *options, "--csv", str(table))
+    assert done.returncode == 0, done.stderr
+    assert " 4 x 3 x 6 " in done.stdout
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 7  # shapes, layers, variants
+    found = {(row["steps"], row["layer"], row["variant"]): row for row in rows}
+    plain = found["4", "RevGRU", "fractional, 3 bits"]
+    assert (float(plain["ratio"]), float(plain["weights"])) == (1.0, 1.0)
+    assert float(found["4", "RevGRU", "discrete, 3 bits"]["weights"]) == 2.0
+    assert float(found["5", "RevLSTM", "none"]["held_bits"]) == 0
+    assert float(found["5", "RevLSTM", "zoneout=0.1"]["held_bits"]) > 0
+
+
+def test_variants_are_written_into_the_docs(
+    measure: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    variants = importlib.import_module("benchmarks.variants")
+    page = tmp_path / "page.md"
+    shutil.copy(variants.DOCS, page)
+    monkeypatch.setattr(variants, "DOCS", page)
+    variants.main(
+        ["--shapes", "4x3x6", "--repeats", "1", "--docs", "--csv", str(tmp_path / "rows.csv")]
+    )
+    text = page.read_text()
+    assert "| layer   | forgetting " in text
+    assert "4 x 3 x 6" in text
+    assert "70 x 20 x 650" not in text
+    with pytest.raises(SystemExit):
+        variants.main(["--repeats", "0"])
