@@ -15,7 +15,7 @@ try:
     import typer
     from lightning_fabric.utilities import rank_zero_only
 
-    from revrnn import plots
+    from revrnn import lm_table, plots
     from revrnn._options import SETTINGS, with_options
     from revrnn.cli_toy import toy
     from revrnn.recipes import corpora, training
@@ -184,6 +184,23 @@ def plot(
         raise RecipeError(str(error)) from error
     except OSError as error:
         raise RecipeError(f"{to} cannot be written to: {error.strerror}.") from error
+
+
+@lm.command()
+def table(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Run folders, a row each.", show_default=False)
+    ],
+) -> None:
+    """Print a table of runs in Markdown, beside the paper's figures.
+
+    "x torch.nn" is over the run of gru or lstm among them that differs in nothing else; what the
+    tape holds is that of the last epoch. The paper's figures are of its own, larger models.
+    """
+    try:
+        print(lm_table.table(folders))
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 @lm.command()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from revrnn.recipes import checkpoints
+from revrnn.recipes import checkpoints, markdown
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.toy import BITS, TOKENS
 from revrnn.recipes.toy_training import Arguments, Progress
@@ -212,7 +212,7 @@ def table(rows: Sequence[Result]) -> str:
         cells += [""] * 2 if free is None else [f"{free.tokens:.1f}", f"{free.best_step:,}"]
         lines.append(cells)
     header = [cell for group in HEADER for cell in group]
-    return _markdown(header, lines)
+    return markdown.table(header, lines)
 
 
 def _size(paper: PaperRow) -> dict[str, int]:
@@ -225,15 +225,3 @@ def _figures(row: Result) -> list[str]:
         f"{bits_a_unit(row.tokens, row.length, row.hidden):.1f}",
         f"{bits_shown(row.loss, row.length, row.hidden):.1f}",
     ]
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Numbers to the right; aligned, so that it reads well unrendered."""
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "| " + " | ".join("-" * (width - 1) + ":" for width in widths) + " |"
-    return "\n".join([line(header), rule, *map(line, rows)])
