@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -283,3 +284,21 @@ compiled = _distinct[1:]
 """The tiers of the C++ kernels on this machine, best first; none in a pure-Python install."""
 
 compiled_backends = pytest.mark.parametrize("backend", compiled, ids=lambda backend: backend.name)
+
+
+def gradients(rnn: Any, x: Any, seed: int = 5, **call: Any) -> dict[str, Tensor]:
+    """Outputs, final states and gradients of the sum of their squares, for a sequence that may be
+    packed; what the module draws comes from the seed."""
+    rnn.zero_grad()
+    torch.manual_seed(seed)
+    if isinstance(x, Tensor):
+        x = x.clone().requires_grad_()
+    out, final = rnn(x, **call)
+    states = final if isinstance(final, tuple) else (final,)
+    values = out if isinstance(out, Tensor) else out.data
+    (values.square().sum() + sum(state.square().sum() for state in states)).backward()
+    found = {f"final {index}": state.detach() for index, state in enumerate(states)}
+    found |= {name: part.grad.clone() for name, part in rnn.named_parameters()}
+    if isinstance(x, Tensor) and x.grad is not None:
+        found["x"] = x.grad
+    return found | {"out": values.detach()}

@@ -15,6 +15,7 @@ from helpers import (
     check_way_back,
     compiled,
     compiled_backends,
+    gradients,
     make_problem,
     ragged,
     record_forward,
@@ -41,19 +42,6 @@ kinds = pytest.mark.parametrize("kind", [RevGRU, RevLSTM])
 def build(kind: Any, **settings: Any) -> Any:
     torch.manual_seed(3)
     return kind(X, H, forget="none", **settings)
-
-
-def gradients(rnn: Any, x: Tensor, **call: Any) -> dict[str, Tensor]:
-    """Outputs, final states and gradients of their squares' sum."""
-    rnn.zero_grad()
-    x = x.clone().requires_grad_()
-    out, final = rnn(x, **call)
-    states = final if isinstance(final, tuple) else (final,)
-    (out.square().sum() + sum(state.square().sum() for state in states)).backward()
-    found = {f"final {index}": state.detach() for index, state in enumerate(states)}
-    found |= {name: part.grad.clone() for name, part in rnn.named_parameters()}
-    assert x.grad is not None
-    return found | {"out": out.detach(), "x": x.grad}
 
 
 # -- the cells ------------------------------------------------------------------------------------

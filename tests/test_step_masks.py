@@ -16,6 +16,7 @@ from helpers import (
     check_way_back,
     compiled,
     compiled_backends,
+    gradients,
     make_problem,
     ragged,
     record_forward,
@@ -76,24 +77,6 @@ def build(kind: Any, **settings: Any) -> Any:
 
 def given(rows: int = N) -> Tensor:
     return torch.randn(T, rows, X, generator=torch.Generator().manual_seed(1))
-
-
-def gradients(rnn: Any, x: Any, seed: int = 5, **call: Any) -> dict[str, Tensor]:
-    """Outputs, final states and gradients of their squares' sum; masks from the seed."""
-    rnn.zero_grad()
-    torch.manual_seed(seed)
-    leaves = []
-    if isinstance(x, Tensor):
-        x = x.clone().requires_grad_()
-        leaves.append(x)
-    out, final = rnn(x, **call)
-    states = final if isinstance(final, tuple) else (final,)
-    values = out if isinstance(out, Tensor) else out.data
-    (values.square().sum() + sum(state.square().sum() for state in states)).backward()
-    found = {f"final {index}": state.detach() for index, state in enumerate(states)}
-    found |= {name: part.grad.clone() for name, part in rnn.named_parameters()}
-    found |= {f"x {index}": leaf.grad for index, leaf in enumerate(leaves) if leaf.grad is not None}
-    return found | {"out": values.detach()}
 
 
 # -- kernels --------------------------------------------------------------------------------------
