@@ -174,3 +174,15 @@ def test_bad_input(kind: Any, layer: Any, twin: Any) -> None:
         kind(X, 7)
     with pytest.raises(TypeError, match="bias must be True or False"):
         kind(X, H, 0.5)
+
+
+@kinds
+def test_states_may_be_changed_in_place(kind: Any, layer: Any, twin: Any) -> None:
+    """As decoders do, where a sequence is over."""
+    cell = build(kind)
+    first = cell(data(N, X))
+    for part in each(first):
+        part[::2] = 0
+        part.detach().mul_(2)
+    sum(part.sum() for part in each(cell(data(N, X), first))).backward()
+    assert all(bool(part.grad.any()) for part in cell.parameters())

@@ -314,6 +314,12 @@ BACKWARD = [
         says="differentiated only once",
     ),
     Case(
+        "several gradients in one pass",
+        lambda: _several(gru()),
+        RuntimeError,
+        "One backward pass for each: a reversal has one state to bring back.",
+    ),
+    Case(
         "an input from `torch.inference_mode()` in training",
         lambda: _inference(gru()),
         RuntimeError,
@@ -365,7 +371,6 @@ OTHER = [
         lambda: _vmap(gru()),
         RuntimeError,
         "`torch.func.functional_call` works; for the others use torch.nn.",
-        says="functorch transforms",
     ),
 ]
 
@@ -414,6 +419,11 @@ def _double(rnn: Any) -> None:
     out, _ = rnn(inputs)
     (gradient,) = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
     gradient.square().sum().backward()
+
+
+def _several(rnn: Any) -> None:
+    out, _ = rnn(x())
+    torch.autograd.grad(out.sum(), rnn.bias_l0, torch.ones(2), is_grads_batched=True)
 
 
 def _inference(rnn: Any) -> None:

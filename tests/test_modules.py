@@ -383,11 +383,44 @@ def test_backward_twice_needs_the_graph_kept(kind: type) -> None:
         out.sum().backward()
 
 
+@pytest.mark.parametrize("reversible", [True, False])
+@kinds
+def test_lengths_that_are_changed_afterwards_do_not_matter(kind: type, reversible: bool) -> None:
+    module = build(kind, reversible=reversible)
+    found = []
+    for change in (False, True):
+        sizes = torch.tensor([4, 3, 2])
+        out, _ = module(PackedSequence(data(9, X), sizes))
+        if change:
+            sizes.copy_(torch.tensor([1, 1, 4001]))
+        (gradient,) = torch.autograd.grad(out.data.sum(), module.weight_hh_l0)
+        found.append(gradient)
+    assert torch.equal(*found)
+
+
+@kinds
+def test_a_lazy_minus_is_carried_out(kind: type) -> None:
+    """The imaginary part of a conjugate is a view of the same memory with a flag for its sign."""
+    module = build(kind, 1, 8)
+    x = torch.randn(1, 1, 1, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    minus = x.conj().imag
+    assert minus.is_neg()
+    assert minus.is_contiguous()
+    assert torch.equal(module(minus)[0], module(-x.imag)[0])
+    state = torch._neg_view(data(1, 1, 8, seed=1))
+    starts = [s if kind is RevGRU else (s, s) for s in (state, state.resolve_neg())]
+    assert torch.equal(*(module(minus, start)[0] for start in starts))
+    found = []
+    for gradient in (torch._neg_view(data(1, 1, 8)), -data(1, 1, 8)):
+        found.append(torch.autograd.grad(module(minus)[0], module.bias_l0, gradient)[0])
+    assert torch.equal(*found)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, about torch.jit
 @kinds
 def test_torch_transforms_say_no(kind: type) -> None:
     module = build(kind)
-    with pytest.raises(RuntimeError, match="functorch"):
+    with pytest.raises(RuntimeError, match=r"transforms of torch\.func cannot follow"):
         torch.vmap(lambda x: module(x)[0])(data(2, T, N, X))
     with (
         torch.autograd.forward_ad.dual_level(),

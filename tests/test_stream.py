@@ -5,6 +5,7 @@ import gc
 import itertools
 import re
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -1148,3 +1149,49 @@ def test_code_of_the_document() -> None:
     names: dict[str, Any] = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
     assert names["loss"].requires_grad
+
+
+# -- odd uses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 5, 48, 100, 199, 200, 480, "auto"])
+def test_checkpoints_do_not_matter_where_nothing_is_learnt(every: int | str) -> None:
+    rnn, x = RevGRU(WIDTH, HIDDEN), torch.randn(200, 2, WIDTH)
+    with torch.no_grad():
+        expected, _ = revrnn.stream(rnn, x, head=lambda out: out.sum())
+        found, _ = revrnn.stream(rnn, x, head=lambda out: out.sum(), checkpoint_every=every)
+    assert torch.equal(found, expected)
+
+
+def test_sums_beyond_16_bits_are_scaled_first() -> None:
+    rnn, linear = RevGRU(WIDTH, HIDDEN, dtype=torch.float16), nn.Linear(HIDDEN, 1).half()
+    x = torch.randn(3000, 20, WIDTH).half()
+    loss, _ = revrnn.stream(rnn, x, head=lambda out: (linear(out).float() * 3).sum())
+    (loss / x[..., 0].numel()).backward()
+    assert linear.bias.grad is not None
+    assert linear.bias.grad.dtype == torch.float16
+    assert linear.bias.grad.item() == 3.0
+
+
+@both_gradients
+@kinds
+def test_final_states_may_be_changed_in_place(kind: type, gradients: str) -> None:
+    rnn = kind(WIDTH, HIDDEN)
+    loss, state = revrnn.stream(
+        rnn, torch.randn(STEPS, BATCH, WIDTH), head=lambda out: out.sum(), gradients=gradients
+    )
+    for part in state if isinstance(state, tuple) else (state,):
+        part[:, 0] = 0
+        part.mul_(0.5)
+    loss.backward()
+
+
+def test_the_loss_does_not_hold_what_it_came_from() -> None:
+    rnn, x = RevGRU(WIDTH, HIDDEN), torch.randn(STEPS, BATCH, WIDTH, requires_grad=True)
+    copy = x * 1.0
+    loss, _ = revrnn.stream(rnn, copy, head=lambda out: out.sum())
+    seen = weakref.ref(copy)
+    del copy
+    loss.backward()
+    gc.collect()
+    assert seen() is None

@@ -199,6 +199,26 @@ os._exit(0)
 
 
 @forks
+def test_a_fork_before_use_runs_modules() -> None:
+    """The parent has used torch's threads, which the child does not have."""
+    script = """
+import os, torch, revrnn
+torch.set_num_threads(2)
+torch.randn(2000, 2000).exp().sum()
+child = os.fork()
+if child == 0:
+    with torch.no_grad():
+        out, _ = revrnn.RevGRU(128, 256)(torch.zeros(8, 20, 128))
+    os._exit(0 if out.shape == (8, 20, 256) else 1)
+_, status = os.waitpid(child, 0)
+print(status)
+"""
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "0"
+
+
+@forks
 def test_a_fork_during_use_computes_the_same(source: str) -> None:
     """Another thread of the parent is inside the kernels at the moment of the fork."""
     script = """

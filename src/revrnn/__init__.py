@@ -15,6 +15,10 @@ from revrnn.truncation import truncated
 
 __version__ = version("revrnn")
 
+# Loads the C++ kernels, if they are there: a process forked from this one must find that they know
+# of forks.
+kernels.available()
+
 __all__ = [
     "EmbeddingDropout",
     "NonFiniteError",

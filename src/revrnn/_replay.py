@@ -197,8 +197,9 @@ class Sums:
         self._sums[id(tensor)] = (tensor, total)
 
     def items(self) -> list[tuple[Tensor, Tensor]]:
-        """Tensors and the sums of their gradients, in the order in which they were met."""
-        return [(tensor, total.to(tensor.dtype)) for tensor, total in self._sums.values()]
+        """Tensors and the sums of their gradients, in the order in which they were met; of tensors
+        of 16 bits in float32."""
+        return list(self._sums.values())
 
     def of(self, tensor: Tensor) -> Tensor | None:
         known = self._sums.get(id(tensor))

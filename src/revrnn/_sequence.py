@@ -36,7 +36,8 @@ class InputSequence:
             _checks.input_tensor(input.data, parameter, input_size, (2,))
             _checks.packed(input)
             self.source = input.data
-            self.batch_sizes = input.batch_sizes
+            # A copy: backward needs them too, and nobody would see a change in place.
+            self.batch_sizes = input.batch_sizes.clone()
             self.data = float32(input.data)
             return
         _checks.input_tensor(input, parameter, input_size, (2, 3))
@@ -116,8 +117,9 @@ class InputSequence:
 
 
 def float32(tensor: Tensor) -> Tensor:
-    """The kernels compute in float32 whatever the parameters and the input are."""
-    return tensor.to(torch.float32).contiguous()
+    """The kernels compute in float32 whatever the parameters and the input are, and read memory
+    as it is: a lazy minus, as in the imaginary part of a conjugate, is carried out."""
+    return tensor.to(torch.float32).resolve_neg().contiguous()
 
 
 def output_dtype(

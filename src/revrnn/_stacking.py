@@ -146,7 +146,8 @@ class Layers:
         for module, dtype in zip(self.modules, self.dtypes, strict=True):
             own = torch.stack(list(finals[at : at + module.num_layers]), dim=1)  # (S, L, N, H)
             at += module.num_layers
-            parts = [part.to(dtype) for part in own.unbind(0)]
+            # Tensors of their own: callers may change them in place.
+            parts = [part.to(dtype, copy=True) for part in own.unbind(0)]
             states.append(parts[0] if module._cell.states == 1 else tuple(parts))
         return states[0] if self._single else states
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -139,7 +139,8 @@ class Run:
         ]
 
     def _first_piece(self) -> Piece:
-        most = self._every if isinstance(self._every, int) else self._steps
+        checkpoints = self.learns and isinstance(self._every, int)
+        most = cast(int, self._every) if checkpoints else self._steps
         return self._pieces(Part(0, min(most, self._steps)))[0]
 
     def _steps_per_part(self, piece: Piece, x: Tensor) -> int:

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from revrnn import _checks, kernels
 from revrnn._sequence import InputSequence, float32, output_dtype
+from revrnn._uncompiled import uncompiled
 from revrnn.advance import Memory, Stack
 from revrnn.cells import (
     GRU,
@@ -121,6 +122,10 @@ class _Reversible(nn.Module):
         if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             raise RuntimeError(
                 "torch.jit.trace cannot follow a reversible recurrence: it is no torch operator"
+            )
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "torch.vmap and the transforms of torch.func cannot follow a reversible recurrence"
             )
         found = [[getattr(self, name) for name in shapes] for shapes in self._shapes]
         for tensors, shapes in zip(found, self._shapes, strict=True):
@@ -249,6 +254,7 @@ class _ReversibleRNN(_Reversible):
         # A report speaks of a graph that a copy does not have.
         return {**self.__dict__, "_report": None}
 
+    @uncompiled
     def _run(
         self, input: Tensor | PackedSequence, states: Sequence[Tensor] | None, keep: int | None
     ) -> tuple[Tensor | PackedSequence | None, tuple[Tensor, ...]]:
@@ -472,6 +478,7 @@ class _ReversibleCell(_Reversible):
         bias = ["bias=False"] if "bias" not in self._shapes[0] else []
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *bias, *self._changed("bias")])
 
+    @uncompiled
     def _step(self, input: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
         """The new states, from the input (N, I) or (I,)."""
         (parameters,) = self._read()
@@ -494,7 +501,8 @@ class _ReversibleCell(_Reversible):
             stack, torch.tensor([len(x)], device="cpu"), x, [state], weights, reversible=False
         )
         dtype = output_dtype(input, self._cell, states[0] if states else None, single_step=True)
-        return tuple(part.to(dtype).view(*input.shape[:-1], -1) for part in final)
+        # Tensors of their own: callers may change them in place.
+        return tuple(part.to(dtype, copy=True).view(*input.shape[:-1], -1) for part in final)
 
 
 class RevGRUCell(_ReversibleCell):

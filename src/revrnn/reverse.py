@@ -258,7 +258,7 @@ class Recurrence(torch.autograd.Function):
                 stored = [layer[index] if layer else None for layer in kept.stored]
                 run.reverse(chunk, x, stored, None)
             # A broadcast gradient, as of a sum, becomes dense a chunk at a time.
-            d_chunk = None if d_out is None else chunk.of(d_out).contiguous()
+            d_chunk = None if d_out is None else chunk.of(d_out).resolve_neg().contiguous()
             run.propagate(chunk, d_chunk, None if d_x is None else chunk.of(d_x))
         if plan.memory is Memory.TAPE:
             batch = int(plan.batch_sizes[0])

@@ -18,6 +18,7 @@ from revrnn import _checks, _stream_checks
 from revrnn._once import once_differentiable
 from revrnn._stacking import Layers
 from revrnn._streaming import Run
+from revrnn._uncompiled import uncompiled
 from revrnn.reverse import saved_tensors
 from revrnn.truncation import State
 
@@ -25,6 +26,7 @@ Tensors: TypeAlias = Tensor | Sequence[Tensor]
 Losses: TypeAlias = Tensor | tuple[Tensor, ...]
 
 
+@uncompiled
 def stream(
     rnn: nn.Module | Sequence[nn.Module],
     inputs: Tensors,
@@ -119,11 +121,13 @@ def stream(
 class _Deliver(torch.autograd.Function):
     """``apply(value, n, *tensors, *sums)``: the value, whose gradients are known already: for a
     unit loss, that of each of the n tensors is the sum that belongs to it. The sums are nobody
-    else's: the last backward pass scales and delivers them without a copy."""
+    else's: the last backward pass scales and delivers them without a copy. They are float32 where
+    a tensor is of 16 bits, which might not hold them before they are scaled."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, count: int, *tensors: Tensor) -> Tensor:
-        ctx.count = count
+        # Not saved: their values are not needed, and may change before backward.
+        ctx.sources = tensors[:count]
         ctx.save_for_backward(*tensors[count:])
         return value.clone()
 
@@ -132,12 +136,15 @@ class _Deliver(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         last = not _graph_is_kept()
         scaled = []
-        for total in ctx.saved_tensors:
+        for tensor, total in zip(ctx.sources, ctx.saved_tensors, strict=True):
             factor = gradient.to(total.dtype)
             # A sparse sum over a single chunk is what the user's code returned, and not ours.
             in_place = last and not total.is_sparse
-            scaled.append(total.mul_(factor) if in_place else total * factor)
-        return (None, None, *scaled, *(None for _ in range(ctx.count)))
+            part = total.mul_(factor) if in_place else total * factor
+            scaled.append(part.to(tensor.dtype))
+        if last:
+            ctx.sources = ()  # who holds on to the loss need not hold on to these
+        return (None, None, *scaled, *(None for _ in scaled))
 
 
 def _graph_is_kept() -> bool:

@@ -297,7 +297,8 @@ class SealedPaperTape:
     """How many multiplications had been done when each of the planes but the first was begun."""
 
     def tensors(self) -> list[Tensor]:
-        return [torch.tensor([self.operations, *self.positions]), *self.planes]
+        counts = torch.tensor([self.operations, *self.positions], device="cpu")
+        return [counts, *self.planes]
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor]) -> Self:
