@@ -100,6 +100,25 @@ def _detached(state: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]
     return tuple(part.detach() for part in state)
 
 
+@pytest.mark.parametrize("model", ["revgru", "revlstm"])
+@pytest.mark.parametrize(
+    ("bits", "z"), [(None, 0.5), (5.0, 0.5), (2.0, 0.5), (1.0, 0.625), (0.5, 2**-0.5 * 0.75 + 0.25)]
+)
+def test_layers_begin_like_those_of_torch(model: ModelName, bits: float | None, z: float) -> None:
+    """Forget values in the middle, and as much variance of what recurrent weights add."""
+    (layer,) = make(model, (400,), max_forget_bits=bits).layers
+    least = 0.0 if bits is None else 2.0**-bits
+    names = layer._cell.gate_names
+    bias = layer.bias_l0.view(2, len(names), -1).sigmoid().mean((0, 2))
+    for gate, begin in zip(names, bias.tolist(), strict=True):
+        expected = z if gate in ("z", "f", "p") else 0.5
+        value = least + (1 - least) * begin if gate in ("z", "f", "p") else begin
+        assert value == pytest.approx(expected, abs=0.005)
+    _, recurrent, *_ = nn.GRU(1, 400).all_weights[0]
+    variance = 400 * recurrent.var()
+    torch.testing.assert_close(200 * layer.weight_hh_l0.var(), variance, rtol=0.02, atol=0)
+
+
 @pytest.mark.parametrize(("name", "kind"), [("gru", nn.GRU), ("lstm", nn.LSTM)])
 def test_the_layers_to_compare_with_are_those_of_torch(
     name: str, kind: Callable[..., nn.RNNBase]

@@ -12,6 +12,7 @@ Where what is dropped, in training (the paper's values):
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -277,12 +278,31 @@ def _layer(config: ModelConfig, inputs: int, hidden: int) -> nn.Module:
     if not config.reversible:
         return Usual(config.model, inputs, hidden, config.weight_dropout)
     kind = RevGRU if config.model == "revgru" else RevLSTM
-    return kind(
-        inputs,
-        hidden,
-        weight_dropout=config.weight_dropout,
-        **config.forgetting,
-    )
+    layer = kind(inputs, hidden, weight_dropout=config.weight_dropout, **config.forgetting)
+    _begin(layer)
+    return layer
+
+
+@torch.no_grad()
+def _begin(layer: RevGRU | RevLSTM) -> None:
+    """Let a reversible layer begin where the layer of torch.nn in its place does.
+
+    A unit sees only H/2 others, so recurrent weights from ``U(-1/sqrt(H/2), 1/sqrt(H/2))`` give its
+    pre-activations the variance that ``U(-1/sqrt(H), 1/sqrt(H))`` gives those of torch.nn. And with
+    a bias of 0 a forget value would begin at ``a + (1 - a) / 2``, where it is 1/2 in torch.nn: the
+    gate s has to begin at ``(1/2 - a) / (1 - a)``, that is with a bias of ``ln(1 - 2 a)``. At least
+    with ``s = 1/4``, for the sake of gates that cannot go so low.
+    """
+    layer.get_parameter("weight_hh_l0").mul_(math.sqrt(2))
+    if layer.forget != "fractional" or layer.max_forget_bits is None:
+        return
+    least = 2.0**-layer.max_forget_bits
+    begin = max(1 / 4, (1 / 2 - least) / (1 - least))
+    names = layer._cell.gate_names
+    bias = layer.get_parameter("bias_l0").view(2, len(names), -1)  # (group, gate, H/2)
+    for gate in ("z", "f", "p"):
+        if gate in names:
+            bias[:, names.index(gate)] += math.log(begin / (1 - begin))
 
 
 def parameter_count(model: nn.Module) -> int:
