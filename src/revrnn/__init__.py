@@ -7,9 +7,10 @@ pass the recurrence runs in reverse and gets every state back bit for bit.
 from importlib.metadata import version
 
 from revrnn import diagnostics, kernels
+from revrnn.cell_modules import RevGRUCell, RevLSTMCell
 from revrnn.dropout import EmbeddingDropout, VariationalDropout
 from revrnn.errors import NonFiniteError, ReversalError, StateOverflowError
-from revrnn.modules import RevGRU, RevGRUCell, RevLSTM, RevLSTMCell
+from revrnn.modules import RevGRU, RevLSTM
 from revrnn.stream import stream
 from revrnn.truncation import truncated
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from revrnn import _checks, _stream_checks
+from revrnn._base import backend_for
 from revrnn._sequence import float32, output_dtype
 from revrnn.advance import Stack
 from revrnn.diagnostics import LayerReport, TapeReport
 from revrnn.dropout import VariationalDropout
 from revrnn.kernels import Layer, Weights
-from revrnn.modules import RevGRU, RevLSTM, _backend
+from revrnn.modules import RevGRU, RevLSTM
 
 
 class Layers:
@@ -94,7 +95,7 @@ class Layers:
                 ones = torch.ones(batch, module.hidden_size, dtype=torch.float32, device=device)
                 above = between.draw(ones)
             self.masks.append(above)
-        backend = _backend(self.tape, device)
+        backend = backend_for(self.tape, device)
         self.stack = Stack(tuple(layers), backend, self.tape, chunk_size)
 
     def settle(self, x: Tensor) -> None:

@@ -1,156 +1,29 @@
-"""RevGRU and RevLSTM: drop-ins for ``torch.nn.GRU`` and ``torch.nn.LSTM``, and their cells."""
+"""RevGRU and RevLSTM: drop-ins for ``torch.nn.GRU`` and ``torch.nn.LSTM``."""
 
 from __future__ import annotations
 
-import inspect
-import math
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
-from revrnn import _checks, kernels
+from revrnn import _checks
+from revrnn._base import Device, ForgetName, Reversible, backend_for, recur
 from revrnn._sequence import InputSequence, float32, output_dtype
 from revrnn._uncompiled import uncompiled
-from revrnn.advance import Memory, Stack
-from revrnn.cells import (
-    GRU,
-    LSTM,
-    Cell,
-    with_discrete_forgetting,
-    with_zoneout,
-    without_forgetting,
-)
+from revrnn.advance import Stack
+from revrnn.cells import GRU, LSTM
 from revrnn.chunks import default_chunk_size
 from revrnn.diagnostics import LayerReport, TapeReport
-from revrnn.fixed import ForgetRange
 from revrnn.forgetting import Estimator
 from revrnn.kernels import Backend, Layer, Weights
-from revrnn.reverse import Plan, Recurrence
 
 TapeName: TypeAlias = Literal["entropy", "paper"]
-ForgetName: TypeAlias = Literal["fractional", "none", "discrete"]
-Device: TypeAlias = torch.device | str | int | None
-
-
-class _Reversible(nn.Module):
-    """What layers and cells share: sizes and parameters."""
-
-    _kind: ClassVar[Cell]
-    """With fractional forgetting."""
-
-    _cell: Cell
-    """With the forgetting that was asked for."""
-
-    _shapes: list[dict[str, tuple[int, ...]]]
-    """Names and shapes of W_ih, W_hh and, unless bias=False, bias: a slot each. A *slot* is a layer
-    and direction, in the order of torch.nn."""
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        max_forget_bits: float | None,
-        forget: ForgetName,
-        estimator: Estimator,
-        temperature: float,
-        sample_in_eval: bool,
-        hidden_dropout: float,
-        zoneout: float,
-    ) -> None:
-        super().__init__()
-        self.input_size = _checks.positive("input_size", input_size)
-        self.hidden_size = _checks.even("hidden_size", hidden_size)
-        self.max_forget_bits, self.temperature = _checks.forgetting(
-            forget, max_forget_bits, estimator, temperature
-        )
-        self.forget, self.estimator = forget, estimator
-        self.sample_in_eval = _checks.flag("sample_in_eval", sample_in_eval)
-        self._cell = self._kind
-        if forget == "none":
-            self._cell = without_forgetting(self._kind)
-        elif forget == "discrete":
-            bits = cast(int, self.max_forget_bits)
-            self._cell = with_discrete_forgetting(self._kind, bits, estimator, self.temperature)
-        self.hidden_dropout = _checks.probability("hidden_dropout", hidden_dropout)
-        self.zoneout = _checks.zoneout(zoneout, forget)
-        if self.zoneout:
-            self._cell = with_zoneout(self._cell, self.zoneout)
-
-    def _register(
-        self, slots: list[tuple[str, int]], bias: bool, device: Device, dtype: torch.dtype | None
-    ) -> None:
-        """Make the parameters, from the suffix of their names and the input size of every slot."""
-        _checks.flag("bias", bias)
-        _checks.parameter_dtype(dtype)
-        rows, group = self._cell.gates * self.hidden_size, self.hidden_size // 2
-        self._shapes = []
-        for suffix, width in slots:
-            kinds = {"weight_ih": (rows, width), "weight_hh": (rows, group), "bias": (rows,)}
-            names = list(kinds) if bias else list(kinds)[:2]
-            self._shapes.append({name + suffix: kinds[name] for name in names})
-            for name in names:
-                tensor = torch.empty(kinds[name], device=device, dtype=dtype)
-                self.register_parameter(name + suffix, nn.Parameter(tensor))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """All weights and biases from ``U(-1/sqrt(H), 1/sqrt(H))``, as torch.nn does."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
-
-    def _changed(self, *apart: str) -> list[str]:
-        """The arguments of the constructor that are not their defaults, but for those ``apart`` and
-        those of tensors, which do not stay what they were."""
-        return [
-            f"{name}={getattr(self, name)!r}"
-            for name, argument in inspect.signature(type(self).__init__).parameters.items()
-            if name not in ("device", "dtype", *apart)
-            and argument.default is not argument.empty
-            and getattr(self, name, argument.default) != argument.default
-        ]
-
-    def _read(self) -> list[list[Tensor]]:
-        """The parameters, a slot each. Once a call: a parametrization computes them every time."""
-        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-            raise RuntimeError(
-                "torch.jit.trace cannot follow a reversible recurrence: it is no torch operator"
-            )
-        if torch._C._are_functorch_transforms_active():
-            raise RuntimeError(
-                "torch.vmap and the transforms of torch.func cannot follow a reversible recurrence"
-            )
-        found = [[getattr(self, name) for name in shapes] for shapes in self._shapes]
-        for tensors, shapes in zip(found, self._shapes, strict=True):
-            _checks.weights(tensors, shapes, found[0][0].device)
-        return found
-
-    def _layer_of(self, name: str, input_size: int, stored_units: int = 0) -> Layer:
-        forget = ForgetRange.from_bits(self.max_forget_bits)
-        if not self._cell.rule.forgets:
-            stored_units = 0  # they come back without
-        dropout = self.hidden_dropout if self.training else 0.0
-        draws = self.training or (self.sample_in_eval and self.forget == "discrete")
-        seed = None
-        if dropout or (draws and self._cell.rule.chooses):
-            seed = int(torch.randint(1 << 62, (), device="cpu"))
-        return Layer(
-            self._cell,
-            input_size,
-            self.hidden_size,
-            forget,
-            stored_units,
-            name,
-            seed,
-            dropout,
-        )
 
 
 @dataclass
@@ -166,7 +39,7 @@ class _Call:
     """A slot each: W_ih, W_hh and, unless bias=False, bias."""
 
 
-class _ReversibleRNN(_Reversible):
+class _ReversibleRNN(Reversible):
     """What RevGRU and RevLSTM share; the cell makes the difference."""
 
     def __init__(
@@ -263,7 +136,7 @@ class _ReversibleRNN(_Reversible):
         sequence = InputSequence(input, weights[0][0], self.input_size, self.batch_first)
         initial = sequence.initial_states(states, len(weights), self.hidden_size)
         keep = _checks.keep(keep, self.hidden_size)
-        backend = _backend(self.tape, sequence.data.device)
+        backend = backend_for(self.tape, sequence.data.device)
         call = _Call(sequence, keep, backend, initial, weights)
         dtype = output_dtype(sequence.source, self._cell, states[0] if states else None)
         with sequence.rows_explained():
@@ -318,7 +191,7 @@ class _ReversibleRNN(_Reversible):
         stack = Stack(tuple(layers), call.backend, self.tape, chunk_size, direction == 1)
         units = self.hidden_size if keep is None else keep
         sizes = call.sequence.batch_sizes
-        return _recur(stack, sizes, x, initial, weights, units, masks, reversible=self.reversible)
+        return recur(stack, sizes, x, initial, weights, units, masks, reversible=self.reversible)
 
     def _layer(
         self,
@@ -436,138 +309,3 @@ class RevLSTM(_ReversibleRNN):
         layer's h, of either direction, ``k <= H/2``; 0 returns None for the output."""
         output, (h_n, c_n) = self._run(input, _checks.pair(hx), keep)
         return output, (h_n, c_n)
-
-
-class _ReversibleCell(_Reversible):
-    """One step at a time, for decoding; parameters named as in ``torch.nn.GRUCell``."""
-
-    _state_names: ClassVar[tuple[str, ...]] = ("h_0", "c_0")
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        max_forget_bits: float | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        forget: ForgetName = "fractional",
-        estimator: Estimator = "gumbel",
-        temperature: float = 1.0,
-        sample_in_eval: bool = False,
-        hidden_dropout: float = 0.0,
-        zoneout: float = 0.0,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            max_forget_bits,
-            forget,
-            estimator,
-            temperature,
-            sample_in_eval,
-            hidden_dropout,
-            zoneout,
-        )
-        self._register([("", self.input_size)], bias, device, dtype)
-        if not bias:
-            self.register_parameter("bias", None)
-
-    def extra_repr(self) -> str:
-        bias = ["bias=False"] if "bias" not in self._shapes[0] else []
-        return ", ".join([f"{self.input_size}, {self.hidden_size}", *bias, *self._changed("bias")])
-
-    @uncompiled
-    def _step(self, input: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-        """The new states, from the input (N, I) or (I,)."""
-        (parameters,) = self._read()
-        first = parameters[0]
-        _checks.input_tensor(input, first, self.input_size, (1, 2))
-        x = float32(input.reshape(-1, self.input_size))  # (N, I)
-        _checks.not_empty(input.shape, 1, len(x))
-        state: Tensor | None = None
-        if states is not None:
-            shape = (*input.shape[:-1], self.hidden_size)
-            _checks.state_tensors(states, shape, first.device, first.dtype, self._state_names)
-            # (S, N, H)
-            state = torch.stack([float32(part).view(len(x), -1) for part in states])
-        weights: list[Tensor | None] = [float32(parameter) for parameter in parameters]
-        layer = self._layer_of(type(self).__name__, self.input_size)
-        stack = Stack((layer,), kernels.choose(x.device), "entropy", chunk_size=1)
-        weights += [None] * (3 - len(weights))
-        # The record of one step is smaller than the bookkeeping of a tape.
-        _, (final,), _ = _recur(
-            stack, torch.tensor([len(x)], device="cpu"), x, [state], weights, reversible=False
-        )
-        dtype = output_dtype(input, self._cell, states[0] if states else None, single_step=True)
-        # Tensors of their own: callers may change them in place.
-        return tuple(part.to(dtype, copy=True).view(*input.shape[:-1], -1) for part in final)
-
-
-class RevGRUCell(_ReversibleCell):
-    """One step of a `RevGRU`, as ``torch.nn.GRUCell``: ``h = cell(input, h)``.
-
-    Every step begins a tape of its own, so h agrees with that of a RevGRU in the same state to
-    within 2**-13, not to the last bit. Parameters are ``weight_ih``, ``weight_hh`` and ``bias``,
-    with the shapes and rows of ``RevGRU``'s ``weight_ih_l0`` and so on.
-    """
-
-    _kind = GRU
-    _state_names = ("hx",)
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """(N, I) or (I,), and h (N, H) or (H,), to the new h."""
-        (h,) = self._step(input, None if hx is None else (hx,))
-        return h
-
-
-class RevLSTMCell(_ReversibleCell):
-    """One step of a `RevLSTM`, as ``torch.nn.LSTMCell``: ``h, c = cell(input, (h, c))``.
-
-    The lowest bits of h and c are not those of a RevLSTM, see `RevGRUCell`.
-    """
-
-    _kind = LSTM
-
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(N, I) or (I,), and h and c (N, H) or (H,), to the new h and c."""
-        h, c = self._step(input, _checks.pair(hx))
-        return h, c
-
-
-def _recur(
-    stack: Stack,
-    batch_sizes: Tensor,  # int64 (T,)
-    x: Tensor,  # (R, I)
-    initial: Sequence[Tensor | None],  # (S, N, H) a layer
-    weights: Sequence[Tensor | None],  # W_ih, W_hh and bias a layer
-    out_units: int = 0,  # k
-    masks: tuple[Tensor | None, ...] = (),
-    *,
-    reversible: bool,
-) -> tuple[Tensor | None, list[Tensor], list[LayerReport]]:
-    """The output (R, k) or None, the final states (S, N, H) and the reports, a layer each."""
-    tensors = [x, *initial, *weights]
-    memory = Memory.NOTHING
-    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors):
-        memory = Memory.TAPE if reversible else Memory.STATES
-    plan = Plan(stack, batch_sizes, memory, out_units, masks)
-    out, *finals = Recurrence.apply(plan, *tensors)  # type: ignore[no-untyped-call]
-    return out, finals, plan.reports
-
-
-def _backend(tape: str, device: torch.device) -> Backend:
-    """The kernels for tensors on that device. The paper's tape is known to the reference only."""
-    forced = kernels._forced or os.environ.get(kernels.ENVIRONMENT_VARIABLE)
-    if tape == "paper" and not forced:
-        return kernels.get("reference")
-    backend = kernels.choose(device)
-    if tape == "paper" and backend.name != "reference":
-        raise ValueError(
-            f"tape='paper' needs the reference kernels, got {forced!r} forced by "
-            f"revrnn.kernels.use or {kernels.ENVIRONMENT_VARIABLE}"
-        )
-    return backend

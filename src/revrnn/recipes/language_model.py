@@ -22,9 +22,9 @@ from torch.nn import functional
 
 import revrnn
 from revrnn import RevGRU, RevLSTM, _checks
+from revrnn._base import ForgetName
 from revrnn.diagnostics import LayerReport, TapeReport
 from revrnn.forgetting import Estimator
-from revrnn.modules import ForgetName
 from revrnn.recipes.errors import RecipeError
 
 ModelName: TypeAlias = Literal["revgru", "revlstm", "gru", "lstm"]
