@@ -208,11 +208,13 @@ def test_multiplying_without_room_is_refused() -> None:
         forward.multiply(call.h, call.z)
 
 
-@pytest.mark.parametrize("block", [1, 7, 64, 1 << 18])
+@pytest.mark.parametrize("block", [9, 20, 64, 1 << 18])
+@pytest.mark.parametrize("long_row", [9, 10], ids=["rows", "selection"])
 def test_compaction_keeps_the_bytes_of_each_row(
-    block: int, monkeypatch: pytest.MonkeyPatch
+    block: int, long_row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tape, "_COMPACT_BLOCK", block)
+    monkeypatch.setattr(tape, "_LONG_ROW", long_row)
     fill = torch.tensor([3, 0, 9, 1, 9])
     region = torch.arange(50, dtype=torch.uint8).view(5, 10)[:, :9]
     expected = [10 * row + column for row in range(5) for column in range(int(fill[row]))]

@@ -24,8 +24,12 @@ from revrnn.fixed import RADIX_Z, Z_MAX
 LANES = 16
 """W: lanes of a batch row. Unit j of a call uses lane j mod W."""
 
+_LONG_ROW = 2048
+"""Bytes from which on rows of a region are copied one by one when it is made compact: for shorter
+ones that takes longer than to select the bytes of many rows at once."""
+
 _COMPACT_BLOCK = 1 << 18
-"""Bytes gathered at once when a region is made compact: bounds the memory of the selection."""
+"""Bytes that are selected from at once: bounds the memory of the selection."""
 
 
 class Codec(Protocol):
@@ -418,8 +422,9 @@ def _first(rows: Tensor) -> int:
 def _compact(region: Tensor, fill: Tensor) -> Tensor:
     """The first ``fill[i]`` bytes of each row i of ``region`` (N, used), one row after another."""
     rows, used = region.shape
-    if used >= _COMPACT_BLOCK:
-        return torch.cat([region[row, :length] for row, length in enumerate(fill.tolist())])
+    if used >= _LONG_ROW:
+        lengths = fill.tolist()
+        return torch.cat([row[:n] for row, n in zip(region.unbind(0), lengths, strict=True)])
     column = torch.arange(used, device=region.device)
     step = _COMPACT_BLOCK // used
     return torch.cat(
