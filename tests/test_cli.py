@@ -129,6 +129,8 @@ def test_presets_are_the_papers_rows(capsys: pytest.CaptureFixture[str]) -> None
     assert training.Arguments(**preset("wt2-lstm-1l").changes).data == "wikitext2"
     for model in ("revgru", "revlstm", "gru", "lstm"):
         assert training.Arguments(**preset(f"demo-{model}").changes).model == model
+        small = training.Arguments(**preset(f"small-{model}").changes)
+        assert (small.model, small.data, small.sizes()) == (model, "ptb", (200,))
     revrnn("lm", "presets")
     assert re.search(r"^ptb-revgru-1l-2bit +82\.2 +13\.8x$", capsys.readouterr().out, re.M)
 

@@ -51,7 +51,8 @@ def train(
         typer.Option(
             "--preset",
             help="A row of the paper's tables, such as ptb-revgru-1l-2bit or ptb-lstm-2l, or "
-            "demo-revgru and the like, which take minutes; other options change it.",
+            "small-revgru (200 units, an hour on a CPU) or demo-revgru (minutes) and the like; "
+            "other options change it.",
         ),
     ] = None,
     out: Annotated[
