@@ -65,8 +65,9 @@ _DEMO: dict[str, Any] = {
     "clip": 0.25,
     **{f"{name}_dropout": 0.0 for name in ("embedding", "input", "output", "weight")},
 }
-# For machines on which the paper's sizes take days. DropConnect is noise in sums over the units that
-# a unit sees, and the fewer they are the larger beside what is summed: 0.5 is for 650 units.
+
+# For machines on which the paper's sizes take days. DropConnect is noise in sums over the units
+# that a unit sees, and the fewer they are the larger beside what is summed: 0.5 is for 650 units.
 _SMALL: dict[str, Any] = {**CORPORA["ptb"], "hidden": "200", "weight_dropout": 0.0}
 _OWN_LIMITS = {"revgru": 2.0, "revlstm": 3.0, "gru": None, "lstm": None}
 
