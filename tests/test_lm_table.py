@@ -16,6 +16,8 @@ pytest.importorskip("lightning_fabric")
 from revrnn import lm_table
 from revrnn.recipes.training import Arguments
 
+COMMITTED = ("gru", "revgru-2bit", "lstm", "revlstm-3bit")
+
 
 def write(
     folder: Path, valid: list[float], tape: tuple[float, float] | None = None, **changes: Any
@@ -95,3 +97,9 @@ def test_folders_that_say_too_little(tmp_path: Path, text: str) -> None:
     (folder / "run.json").write_text(text)
     with pytest.raises(ValueError, match=r"run\.json cannot be read"):
         lm_table.table([folder])
+
+
+def test_the_page_shows_the_committed_runs() -> None:
+    root = Path(__file__).resolve().parents[1]
+    folders = [root / "results" / "ptb" / name for name in COMMITTED]
+    assert lm_table.table(folders) in (root / "docs" / "language_models.md").read_text()
