@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune, rnn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.checkpoint import checkpoint
 
 import revrnn
 from revrnn import RevGRU, RevLSTM, kernels
@@ -370,6 +371,36 @@ def test_saved_tensors_may_leave_the_device_and_come_back(kind: type) -> None:
     with torch.autograd.graph.save_on_cpu():
         out, _ = module(x)
     assert torch.equal(torch.autograd.grad(out.sum(), module.weight_ih_l0)[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_layers": 2, "dropout": 0.4},
+        {"hidden_dropout": 0.3},
+        {"zoneout": 0.3},
+        {"weight_dropout": 0.4},
+        {"forget": "discrete", "max_forget_bits": 2},
+    ],
+    ids=str,
+)
+@kinds
+def test_checkpointing_with_other_random_numbers(kind: type, settings: dict[str, Any]) -> None:
+    """All that backward uses comes from the run that is made for it."""
+    module = build(kind, reversible=False, **settings)
+    weights, x = list(module.parameters()), data(T, N, X)
+
+    def run(x: Tensor) -> Tensor:
+        out: Tensor = module(x)[0]
+        return out
+
+    torch.manual_seed(1)
+    first = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+    torch.manual_seed(2)
+    found = torch.autograd.grad(first, weights, first.detach())
+    torch.manual_seed(2)
+    expected = torch.autograd.grad(run(x), weights, first.detach())
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @kinds

@@ -13,7 +13,7 @@ At the end every state must be the initial state again, and every tape empty, or
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -227,8 +227,8 @@ class Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, *d_finals: Tensor | None) -> Any:
         plan = cast(Plan, ctx.plan)
-        stack = plan.stack
         kept = _Kept.load(ctx)
+        stack = kept.stack
         needs = ctx.needs_input_grad[2:]
         count = len(stack.layers)
         d_states = [
@@ -241,7 +241,7 @@ class Recurrence(torch.autograd.Function):
             stack,
             kept.weights,
             prepare(stack, kept.weights, backward=True),
-            plan.masks,
+            kept.masks,
             d_states,
             [tuple(needs[count + 3 * i : count + 3 * i + 3]) for i in range(count)],
         )
@@ -291,6 +291,9 @@ def _save(
     finals: Sequence[Tensor],
 ) -> None:
     """Hand all that the backward pass needs to autograd, so that hooks and memory trackers see it.
+    So are masks and seeds: where the forward pass is run again to get at what it saved
+    (`torch.utils.checkpoint`), with other random numbers if the user says so, they have to come
+    from the same run as the rest.
 
     The final states are saved as the floats that the caller gets anyway; float32 has 24 bits, so
     where ``|h| >= 2`` what it rounds off is kept beside it: below 2^31 at most 2^6, so in 8 bits.
@@ -302,6 +305,10 @@ def _save(
     for state, final in zip(run.states, finals, strict=True):
         rest = (state - to_fixed(final)).to(torch.int8)
         rests.append(rest if bool(rest.any()) else None)
+    seeds = [layer.seed for layer in plan.stack.layers]
+    drawn = None
+    if any(seed is not None for seed in seeds):
+        drawn = torch.tensor([-1 if seed is None else seed for seed in seeds], device="cpu")
     tape_tensors = [tape.tensors() for tape in sealed]
     record_tensors = [
         part
@@ -316,6 +323,8 @@ def _save(
         *tensors,
         *finals,
         *rests,
+        drawn,
+        *plan.masks,
         *(tensor for part in tape_tensors for tensor in part),
         *stored_tensors,
         *record_tensors,
@@ -353,6 +362,8 @@ def open_tapes(
 class _Kept:
     """What `_save` kept, back in shape."""
 
+    stack: Stack
+    masks: tuple[Tensor | None, ...]
     x: Tensor
     states: list[Tensor | None]
     weights: list[Weights]
@@ -376,6 +387,13 @@ class _Kept:
             to_fixed(value) if rest is None else to_fixed(value) + rest
             for value, rest in zip(values, rests, strict=True)
         ]
+        drawn = cast("Tensor | None", next(saved))
+        masks = tuple(cast("Tensor | None", next(saved)) for _ in plan.masks)
+        stack = plan.stack
+        if drawn is not None:
+            seeds = [None if seed < 0 else seed for seed in drawn.tolist()]
+            again = [replace(layer, seed=s) for layer, s in zip(layers, seeds, strict=True)]
+            stack = replace(stack, layers=tuple(again))
         tapes: list[EntropyTape | PaperTape] = []
         if plan.memory is Memory.TAPE:
             parts = [[next(saved) for _ in range(size)] for size in ctx.tape_counts]
@@ -391,4 +409,4 @@ class _Kept:
             for index in range(count):
                 records[index] = [Record(*rest_of[4 * i : 4 * i + 4]) for i in range(chunks)]
                 rest_of = rest_of[4 * chunks :]
-        return cls(x, states, weights, finals, tapes, stored, records)
+        return cls(stack, masks, x, states, weights, finals, tapes, stored, records)
