@@ -45,6 +45,7 @@ def test_words_are_numbered_as_they_appear(own: Path) -> None:
     assert corpus.valid.tolist() == [3, 0, 2]
     assert corpus.test.dtype == torch.int64
     assert corpus.vocabulary.text([0, 1, 2, 1, 3, 2]) == "b a\na c\n"
+    assert corpus.vocabulary.text([2, 0, 2, 2, 1]) == "\nb\n\na"
 
 
 def test_names_as_of_the_penn_treebank_do_too(own: Path) -> None:
@@ -66,6 +67,19 @@ def test_an_unknown_word_in_a_prompt(own: Path) -> None:
     vocabulary = corpora.load(str(own)).vocabulary
     with pytest.raises(RecipeError, match=r"the word 'zebra' is not in the vocabulary of 4 words"):
         vocabulary.ids(["a", "zebra"])
+
+
+def test_the_fingerprint_knows_where_texts_end(own: Path) -> None:
+    before = corpora.load(str(own))
+    train = (own / "train.txt").read_text().splitlines(keepends=True)
+    valid = (own / "valid.txt").read_text()
+    (own / "train.txt").write_text("".join(train[:-1]))
+    (own / "valid.txt").write_text(train[-1] + valid)
+    after = corpora.load(str(own))
+    assert torch.equal(
+        torch.cat((after.train, after.valid)), torch.cat((before.train, before.valid))
+    )
+    assert after.fingerprint != before.fingerprint
 
 
 @pytest.mark.parametrize("text", ["", "\n\n  \n"])

@@ -251,3 +251,11 @@ def test_the_code_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
     exec(code, {})
     assert "held/ideal" in capsys.readouterr().out
+
+
+def test_the_smallest_temperature_is_that_of_the_likeliest_words() -> None:
+    made = make("revgru")
+    prompt = batch()[0][:, 0]
+    greedy = made.generate(prompt, 10, temperature=0)
+    for temperature in (1e-6, 1e-30, 1e-45):
+        assert made.generate(prompt, 10, temperature=temperature) == greedy

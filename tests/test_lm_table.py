@@ -34,7 +34,7 @@ def write(
                 row |= {"tape_bits": tape[0], "ideal_bits": tape[1], "savings": 32 / tape[0]}
                 row |= {"paper_savings": 13}
             writer.writerow(row)
-    arguments = asdict(Arguments(hidden="200", **changes))
+    arguments = asdict(Arguments(**{"hidden": "200", **changes}))
     (folder / "run.json").write_text(json.dumps({"parameters": 1234567, "arguments": arguments}))
     return folder
 
@@ -84,6 +84,7 @@ def test_runs_that_differ_otherwise_are_no_counterparts(
         {"model": "revgru", "max_forget_bits": 4.0},
         {"model": "revlstm", "max_forget_bits": 1.0},
         {"model": "gru", "data": "demo"},
+        {"model": "gru", "hidden": "300,200"},
     ],
 )
 def test_what_the_paper_has_no_row_for(tmp_path: Path, changes: dict[str, Any]) -> None:

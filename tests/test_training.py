@@ -323,7 +323,7 @@ def test_folders_that_cannot_be_resumed(arguments: Arguments, tmp_path: Path) ->
 
     content = checkpoints.load(out / "last.pt")
     torch.save({**content, "format": 99}, out / "last.pt")
-    with pytest.raises(RecipeError, match=r"another version of revrnn: it has format 99.*reads 1"):
+    with pytest.raises(RecipeError, match=r"another version of revrnn: it has format 99.*reads 2"):
         run(arguments, out, resume=True)
     (out / "last.pt").write_bytes((out / "best.pt").read_bytes()[:1000])
     with pytest.raises(RecipeError, match=r"last\.pt is no checkpoint, or it is damaged"):
@@ -353,6 +353,11 @@ def test_a_loss_that_is_no_number(
         ({"batch": 400}, "the train text has 660 tokens, too few for 400 rows"),
         ({"eval_batch": 100}, "the valid text has 132 tokens, too few for 100 rows"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"learning_rate": math.inf}, "learning_rate must be a finite number, got inf"),
+        ({"jitter": math.nan}, "jitter must be a finite number, got nan"),
+        ({"decay": math.nan}, "decay must be a finite number, got nan"),
+        ({"weight_decay": math.nan}, "weight_decay must be a finite number"),
+        ({"lowest_rate": math.inf}, "lowest_rate must be a finite number"),
         ({"decay": 1.0}, "decay must be more than 1"),
         ({"short": 1.5}, "short must be a probability"),
         ({"precision": "8"}, "no precision '8': choose 32, bf16, 16"),
@@ -366,6 +371,69 @@ def test_arguments_that_cannot_be(
 ) -> None:
     with pytest.raises(RecipeError, match=message):
         run(replace(arguments, **changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs must be 1 or more, got 0"),
+        ({"devices": 0}, "devices must be 1 or more, got 0"),
+        ({"nodes": -1}, "nodes must be 1 or more, got -1"),
+        ({"max_minutes": math.nan}, "max_minutes must not be negative, got nan"),
+        ({"checkpoint_minutes": -1.0}, "checkpoint_minutes must not be negative, got -1"),
+    ],
+)
+def test_resources_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Resources(tmp_path, **changes)
+
+
+def test_losses_beyond_all_perplexities(arguments: Arguments, tmp_path: Path) -> None:
+    assert training.perplexity(2.0) == math.exp(2.0)
+    arguments = replace(
+        arguments, learning_rate=1e6, clip=math.inf, model="gru", max_forget_bits=None
+    )
+    progress = run(arguments, tmp_path / "run", epochs=1)
+    assert progress.rows[0]["train_loss"] > 1000
+    assert progress.rows[0]["train_perplexity"] == math.inf
+
+
+def test_a_folder_that_is_a_file(arguments: Arguments, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(RecipeError, match="cannot be written to"):
+            run(arguments, out)
+    with pytest.raises(RecipeError, match=r"run\.json cannot be written: File exists"):
+        checkpoints.write(tmp_path / "file" / "run.json", b"")
+
+
+def test_one_run_at_a_time_in_a_folder(arguments: Arguments, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with checkpoints.alone(out), pytest.raises(RecipeError, match="another run is at work in"):
+        run(arguments, out)
+    run(arguments, out, epochs=1)
+    with checkpoints.alone(out), pytest.raises(RecipeError, match="another run is at work in"):
+        run(arguments, out, resume=True)
+
+
+def test_a_checkpoint_of_another_kind_of_run(arguments: Arguments, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for content in ({}, {"arguments": {"task": "repeat"}}):
+        checkpoints.save(out / "last.pt", content)
+        with pytest.raises(RecipeError, match="holds another kind of run than a language model's"):
+            run(arguments, out, resume=True)
+        with pytest.raises(RecipeError, match="holds another kind of run"):
+            training.load(out)
+
+
+def test_random_bytes_are_no_checkpoint(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for size in (0, 1, 10, 100, 1000):
+        for _ in range(40):
+            data = torch.randint(256, (size,), dtype=torch.uint8, generator=generator)
+            (tmp_path / "last.pt").write_bytes(data.numpy().tobytes())
+            with pytest.raises(RecipeError, match="is no checkpoint, or it is damaged"):
+                checkpoints.load(tmp_path / "last.pt")
 
 
 def test_sizes() -> None:

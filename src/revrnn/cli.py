@@ -104,7 +104,7 @@ def _summary(progress: training.Progress, row: Preset | None, folder: Path) -> N
     if progress.validations:
         best = min(progress.validations)
         epoch = progress.validations.index(best) + 1
-        print(f"best validation perplexity {math.exp(best):.2f}, in epoch {epoch}")
+        print(f"best validation perplexity {training.perplexity(best):.2f}, in epoch {epoch}")
     else:
         print("stopped before the end of the first epoch")
     if row is not None and row.perplexity is not None:
@@ -131,7 +131,8 @@ def evaluate(
     texts = {"valid": (corpus.valid, trained.arguments.eval_batch), "test": (corpus.test, batch)}
     for split, (text, rows) in texts.items():
         loss = training.evaluate(trained.model, text, rows, length=length, name=split)
-        line = f"{split}: perplexity {math.exp(loss):.2f}, {loss / math.log(2):.4f} bits a word"
+        perplexity = training.perplexity(loss)
+        line = f"{split}: perplexity {perplexity:.2f}, {loss / math.log(2):.4f} bits a word"
         if split in corpus.entropy:
             bits = corpus.entropy[split]
             line += f" (best possible: {2**bits:.2f}, {bits:.4f} bits)"

@@ -81,6 +81,8 @@ class Row:
         if self.arguments["forget"] != "fractional":
             return None
         names = {"data", "model", "layers", "max_forget_bits"}
+        if len(str(self.arguments["hidden"]).split(",")) > self.arguments["layers"]:
+            return None
         limits = LIMITS.values() if self.arguments["model"] in COUNTERPARTS else (None,)
         if self.arguments["max_forget_bits"] not in limits:
             return None

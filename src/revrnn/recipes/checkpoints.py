@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
-import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import torch
 
 from revrnn.recipes.errors import RecipeError
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever what a checkpoint holds changes its meaning."""
 
-LAST, BEST = "last.pt", "best.pt"
+LAST, BEST, LOCK = "last.pt", "best.pt", "lock"
 
 
 def write(path: Path, data: bytes) -> None:
@@ -30,7 +32,8 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
         raise RecipeError(
             f"{path} cannot be written: {error.strerror}; what was there before is untouched."
         ) from error
@@ -43,13 +46,34 @@ def save(path: Path, content: dict[str, Any]) -> None:
     write(path, data.getvalue())
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else may be here with the same folder. The system lets go of it when the process ends,
+    however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a")
+    except OSError as error:
+        raise RecipeError(f"{folder} cannot be written to: {error.strerror}.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RecipeError(
+                f"another run is at work in {folder}: wait for it, or name another folder."
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 def load(path: Path) -> dict[str, Any]:
     """What `save` has written; tensors on the CPU."""
     if not path.is_file():
         raise RecipeError(f"{path.parent} is no run folder: it has no {path.name}.")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # an unpickler may raise anything
         raise RecipeError(f"{path} is no checkpoint, or it is damaged.") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:

@@ -63,8 +63,13 @@ class Vocabulary:
 
     def text(self, ids: Iterable[int]) -> str:
         """Words with blanks between, a line for every <eos>."""
-        words = " ".join(self.words[index] for index in ids)
-        return words.replace(f" {EOS} ", "\n").replace(f" {EOS}", "\n")
+        lines: list[list[str]] = [[]]
+        for index in ids:
+            if self.words[index] == EOS:
+                lines.append([])
+            else:
+                lines[-1].append(self.words[index])
+        return "\n".join(" ".join(line) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Corpus:
         """Differs between any two corpora."""
         digest = hashlib.sha256("\n".join(self.vocabulary.words).encode())
         for text in (self.train, self.valid, self.test):
+            digest.update(f"\n{len(text)}\n".encode())
             digest.update(text.numpy().tobytes())
         return digest.hexdigest()[:16]
 

@@ -266,7 +266,8 @@ class LanguageModel(nn.Module):
             if temperature == 0:
                 word = logits.argmax(keepdim=True)
             else:
-                p = torch.softmax(logits / temperature, dim=0)
+                # At most 0, so that a small temperature makes -inf at worst, and the largest 0.
+                p = torch.softmax((logits - logits.max()).div(temperature), dim=0)
                 word = torch.multinomial(p, 1, generator=generator)
             words.append(int(word))
             outputs, state = self.run(self.stem(word.unsqueeze(1)), state)

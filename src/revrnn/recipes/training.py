@@ -17,20 +17,20 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
-from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
 from torch import Tensor, distributed
 from tqdm import tqdm
 
 import revrnn
 from revrnn import truncated
 from revrnn.recipes import checkpoints, corpora
+from revrnn.recipes.board import Board
 from revrnn.recipes.corpora import Corpus, Vocabulary
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.language_model import (
@@ -125,6 +125,9 @@ class Arguments:
         for name in ("learning_rate", "clip", "lowest_rate"):
             if not getattr(self, name) > 0:
                 raise RecipeError(f"{name} must be positive, got {getattr(self, name):g}.")
+        for name in ("learning_rate", "lowest_rate", "decay", "jitter", "weight_decay"):
+            if not math.isfinite(getattr(self, name)):
+                raise RecipeError(f"{name} must be a finite number, got {getattr(self, name):g}.")
         if self.decay <= 1:
             raise RecipeError(f"decay must be more than 1, got {self.decay:g}.")
         if not 0 <= self.short <= 1 or self.jitter < 0 or self.weight_decay < 0:
@@ -185,6 +188,15 @@ class Resources:
     """Processes on this machine; torchrun's number if it started this one."""
     nodes: int = 1
     """Machines."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "devices", "nodes"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        for name in ("max_minutes", "checkpoint_minutes"):
+            minutes = getattr(self, name)
+            if minutes is not None and not minutes >= 0:
+                raise RecipeError(f"{name} must not be negative, got {minutes:g}.")
 
     def fabric(self, precision: str) -> Fabric:
         """In a process started by torchrun, as many processes as that says."""
@@ -273,6 +285,14 @@ def stopped_falling(losses: Sequence[float], interval: int) -> bool:
 # ------------------------------------------------------------------------------------- evaluation
 
 
+def perplexity(loss: float) -> float:
+    """e^loss, of nats a word; infinite where that is no number of 64 bits."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 def evaluate(
     model: LanguageModel,
     text: Tensor,
@@ -310,7 +330,7 @@ def train(arguments: Arguments, resources: Resources) -> Progress:
     saved: dict[str, Any] | None = None
     if resources.resume:
         saved = checkpoints.load(out / checkpoints.LAST)
-        arguments = Arguments(**saved["arguments"])
+        arguments = _arguments(saved, out)
     elif (out / checkpoints.LAST).exists():
         raise RecipeError(f"{out} holds a run already: resume it, or name another folder.")
     fabric = resources.fabric(arguments.precision)
@@ -318,7 +338,9 @@ def train(arguments: Arguments, resources: Resources) -> Progress:
     fabric.launch()
     try:
         corpus = corpora.load(arguments.data)
-        return _Run(fabric, arguments, resources, corpus, saved).train()
+        run = _Run(fabric, arguments, resources, corpus, saved)
+        with checkpoints.alone(out) if fabric.is_global_zero else nullcontext():
+            return run.train()
     finally:
         # Threads of a group that lives on until the process ends abort it now and then. So that
         # nothing keeps the group: the model is collected, and see the import above.
@@ -388,7 +410,7 @@ class _Run:
                 self._finish_epoch(board)
         return progress
 
-    def _epoch(self, board: SummaryWriter | None) -> bool:
+    def _epoch(self, board: Board | None) -> bool:
         """Train to the end of the epoch; False if the time is up before."""
         progress, tally = self.progress, self.progress.tally
         with self._bar() as bar:
@@ -445,7 +467,7 @@ class _Run:
             tally.naive_bits += total.naive_bits
             tally.unit_steps += total.unit_steps
 
-    def _finish_epoch(self, board: SummaryWriter | None) -> None:
+    def _finish_epoch(self, board: Board | None) -> None:
         """Validate, log, decay, write checkpoints."""
         progress, tally, arguments = self.progress, self.progress.tally, self.arguments
         valid = self._validate()
@@ -461,9 +483,9 @@ class _Run:
                 "tokens_per_second": tally.tokens / tally.seconds,
                 "learning_rate": progress.learning_rate,
                 "train_loss": tally.loss / tally.tokens,
-                "train_perplexity": math.exp(tally.loss / tally.tokens),
+                "train_perplexity": perplexity(tally.loss / tally.tokens),
                 "valid_loss": valid,
-                "valid_perplexity": math.exp(valid),
+                "valid_perplexity": perplexity(valid),
                 "tape_bits": _ratio(tally.held_bits, tally.unit_steps),
                 "ideal_bits": _ratio(tally.ideal_bits, tally.unit_steps),
                 "savings": _ratio(tally.naive_bits, tally.held_bits),
@@ -580,13 +602,13 @@ class _Run:
         checkpoints.write(self.resources.out / "run.json", data.encode())
 
     @contextmanager
-    def _board(self) -> Iterator[SummaryWriter | None]:
+    def _board(self) -> Iterator[Board | None]:
         """TensorBoard's files, by the first process."""
         if not self.fabric.is_global_zero:
             yield None
             return
-        folder = str(self.resources.out / "tensorboard")
-        with SummaryWriter(folder, purge_step=self.progress.step) as board:
+        folder = self.resources.out / "tensorboard"
+        with closing(Board(folder, first_step=self.progress.step)) as board:
             yield board
 
     def _bar(self) -> tqdm[Any]:
@@ -601,24 +623,24 @@ class _Run:
             disable=None if self.fabric.is_global_zero else True,
         )
 
-    def _show(self, bar: tqdm[Any], board: SummaryWriter | None, loss: float, tokens: int) -> None:
+    def _show(self, bar: tqdm[Any], board: Board | None, loss: float, tokens: int) -> None:
         tally, step = self.progress.tally, self.progress.step
         mean = tally.loss / tally.tokens
-        shown = f"loss {mean:.3f}, perplexity {math.exp(min(mean, 99)):.4g}"
+        shown = f"loss {mean:.3f}, perplexity {perplexity(mean):.4g}"
         report = self.model.tape_report()
         if report is not None:
             tape = report.held_bits / report.unit_steps
             ideal = report.ideal_bits / report.unit_steps
             shown += f", tape {tape:.3f} bits a unit a step, ideal {ideal:.3f}"
             if board is not None:
-                board.add_scalar("tape/bits", tape, step)
-                board.add_scalar("tape/ideal_bits", ideal, step)
+                board.add("tape/bits", tape, step)
+                board.add("tape/ideal_bits", ideal, step)
         bar.set_postfix_str(shown, refresh=False)
         bar.update(tokens)
         if board is not None:
-            board.add_scalar("train/loss", loss, step)
+            board.add("train/loss", loss, step)
 
-    def _log(self, board: SummaryWriter | None) -> None:
+    def _log(self, board: Board | None) -> None:
         """A line, a row of metrics.csv, TensorBoard."""
         row = self.progress.rows[-1]
         line = (
@@ -635,8 +657,7 @@ class _Run:
         checkpoints.write(self.resources.out / "metrics.csv", _csv(self.progress.rows).encode())
         if board is not None:
             for name, value in row.items():
-                if not math.isnan(value):
-                    board.add_scalar(f"epoch/{name}", value, row["step"])
+                board.add(f"epoch/{name}", value, int(row["step"]))
 
 
 def _ratio(above: float, below: float) -> float:
@@ -666,6 +687,15 @@ def _csv(rows: Sequence[dict[str, float]]) -> str:
 # --------------------------------------------------------------------------------- trained models
 
 
+def _arguments(saved: dict[str, Any], folder: Path) -> Arguments:
+    """Those of a checkpoint, if it is one of a language model."""
+    found = saved.get("arguments")
+    names = {item.name for item in fields(Arguments)}
+    if not isinstance(found, dict) or found.keys() != names:
+        raise RecipeError(f"{folder} holds another kind of run than a language model's.")
+    return Arguments(**found)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A model from a run folder."""
@@ -682,7 +712,7 @@ def load(folder: Path, device: str = "cpu") -> Trained:
     """The weights of the best epoch; of the last checkpoint, if there is no whole epoch yet."""
     best = folder / checkpoints.BEST
     saved = checkpoints.load(best if best.exists() else folder / checkpoints.LAST)
-    arguments = Arguments(**saved["arguments"])
+    arguments = _arguments(saved, folder)
     vocabulary = Vocabulary(saved["vocabulary"])
     model = LanguageModel(arguments.model_config(len(vocabulary)))
     model.load_state_dict(saved["model"])
