@@ -53,6 +53,7 @@ class Board:
         queue = self._events._event_queue
         if queue is not None:
             queue.cancel_join_thread()  # or the process would not end before somebody reads it
+        self._events._closed = True  # or it would be flushed once more at the end, in vain
         self._writer = None
         self._say(reason)
 
