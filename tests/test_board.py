@@ -44,10 +44,12 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 board = Board(Path({str(tmp_path)!r}) / "board", first_step=0)
 worker = board._events._worker
-for step in range(3000):
+worker._flush_secs = 0
+while worker.is_alive():
+    board.add("loss", 1.0, 0)
+    time.sleep(0.001)
+for step in range(1000):
     board.add("loss", 1.0, step)
-    board._writer and step % 100 == 0 and board._writer.flush()
-    time.sleep(0.0001)
 board.close()
 print("done")
 """
