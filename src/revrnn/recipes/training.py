@@ -338,9 +338,7 @@ def train(arguments: Arguments, resources: Resources) -> Progress:
     fabric.launch()
     try:
         corpus = corpora.load(arguments.data)
-        run = _Run(fabric, arguments, resources, corpus, saved)
-        with checkpoints.alone(out) if fabric.is_global_zero else nullcontext():
-            return run.train()
+        return _Run(fabric, arguments, resources, corpus, saved).train()
     finally:
         # Threads of a group that lives on until the process ends abort it now and then. So that
         # nothing keeps the group: the model is collected, and see the import above.
@@ -399,9 +397,14 @@ class _Run:
     # -- the loop ----------------------------------------------------------------------------------
 
     def train(self) -> Progress:
+        first = self.fabric.is_global_zero
+        with checkpoints.alone(self.resources.out) if first else nullcontext():
+            if first:
+                self._describe()
+            return self._train()
+
+    def _train(self) -> Progress:
         progress = self.progress
-        if self.fabric.is_global_zero:
-            self._describe()
         with self.signals, self._board() as board:
             while not progress.finished(self.arguments, self.resources.epochs):
                 if not self._epoch(board):
