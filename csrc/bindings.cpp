@@ -14,6 +14,7 @@
 #include "heap.h"
 #include "kernels.h"
 #include "pool.h"
+#include "sealing.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -59,6 +60,21 @@ NB_MODULE(_cpu, m) {
   });
 
   m.def("gather_offcuts", &revrnn::gather_offcuts);
+  m.def("keep_freed_memory", &revrnn::keep_freed_memory);
+
+  m.def("compact", [](Address region, int64_t capacity, Address fill, int64_t rows, Address out) {
+    nb::gil_scoped_release release;
+    revrnn::compact(at<uint8_t>(region), capacity, at<int64_t>(fill), rows, at<uint8_t>(out));
+  });
+  m.def("lay_out", [](Address sealed, int64_t rows, Address fill, Address begin) {
+    return revrnn::lay_out(at<int32_t>(sealed), rows, at<int64_t>(fill), at<int64_t>(begin));
+  });
+  m.def("pack_lanes", [](Address lanes, int64_t rows, Address packed) {
+    revrnn::pack_lanes(at<int32_t>(lanes), rows, at<uint8_t>(packed));
+  });
+  m.def("unpack_lanes", [](Address packed, int64_t rows, Address lanes) {
+    revrnn::unpack_lanes(at<uint8_t>(packed), rows, at<int32_t>(lanes));
+  });
 
   nb::class_<Shape>(m, "Shape")
       .def(

@@ -21,6 +21,7 @@ from helpers import (
 from torch import Tensor
 
 from revrnn import exact, kernels
+from revrnn._sealing import pack_lanes
 from revrnn.cells import GRU, LSTM, Cell
 from revrnn.fixed import (
     H_ONE,
@@ -34,7 +35,7 @@ from revrnn.fixed import (
 )
 from revrnn.kernels import Backend, Layer, Weights
 from revrnn.kernels._openmp import gomp_parallel
-from revrnn.tape import LANES, EntropyTape, PaperTape, SealedTape, _pack_lanes
+from revrnn.tape import LANES, EntropyTape, PaperTape, SealedTape
 
 _cpu = pytest.importorskip("revrnn._cpu", reason="needs the C++ kernels")
 
@@ -161,7 +162,7 @@ def check_codec(backend: Backend, cell: Cell, rows: int, seed: int) -> int:
         lanes, data, expected = oracle_row([(h[row].tolist(), z[row].tolist()) for h, z in calls])
         for product, values in zip(products(after), expected, strict=True):
             assert product[row].tolist() == values
-        packed = _pack_lanes(torch.tensor([lanes], dtype=torch.int32))[0].tolist()
+        packed = pack_lanes(torch.tensor([lanes], dtype=torch.int32))[0].tolist()
         assert tape_of_row(after.sealed, row) == (packed, data)
 
     state, _, _ = run_reverse(backend, problem, after)

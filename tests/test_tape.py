@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from revrnn import exact, tape
+from revrnn import exact
 from revrnn.errors import ReversalError
 from revrnn.exact import LANE_LOW
 from revrnn.fixed import RADIX_Z, STATE_LIMIT, Z_ONE
@@ -206,28 +206,6 @@ def test_multiplying_without_room_is_refused() -> None:
     call = make_calls([(1, 100)], seed=8)[0]
     with pytest.raises(RuntimeError, match="reserve"):
         forward.multiply(call.h, call.z)
-
-
-@pytest.mark.parametrize("block", [9, 20, 64, 1 << 18])
-@pytest.mark.parametrize("long_row", [9, 10], ids=["rows", "selection"])
-def test_compaction_keeps_the_bytes_of_each_row(
-    block: int, long_row: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tape, "_COMPACT_BLOCK", block)
-    monkeypatch.setattr(tape, "_LONG_ROW", long_row)
-    fill = torch.tensor([3, 0, 9, 1, 9])
-    region = torch.arange(50, dtype=torch.uint8).view(5, 10)[:, :9]
-    expected = [10 * row + column for row in range(5) for column in range(int(fill[row]))]
-    assert tape._compact(region, fill).tolist() == expected
-
-
-@given(st.lists(st.integers(LANE_LOW, 256 * LANE_LOW - 1), min_size=LANES, max_size=LANES))
-def test_lanes_pack_into_18_bits(values: list[int]) -> None:
-    lanes = torch.tensor([values, values[::-1]], dtype=torch.int32)
-    packed = tape._pack_lanes(lanes)
-    assert packed.dtype == torch.uint8
-    assert packed.shape == (2, 18 * LANES // 8)
-    assert_equal(tape._unpack_lanes(packed), lanes)
 
 
 def test_bits_count_everything_that_is_held() -> None:

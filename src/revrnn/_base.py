@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from revrnn import _checks, kernels
+from revrnn._heap import keep_freed_memory
 from revrnn.advance import Memory, Stack
 from revrnn.cells import (
     Cell,
@@ -155,6 +156,7 @@ def recur(
     reversible: bool,
 ) -> tuple[Tensor | None, list[Tensor], list[LayerReport]]:
     """The output (R, k) or None, the final states (S, N, H) and the reports, a layer each."""
+    keep_freed_memory()
     tensors = [x, *initial, *weights]
     memory = Memory.NOTHING
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors):

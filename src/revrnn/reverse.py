@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -199,6 +200,10 @@ class Plan:
     reports: list[LayerReport] = field(default_factory=list)
     """Filled by a forward pass that keeps something."""
 
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        return self.stack.chunks(self.batch_sizes)
+
 
 class Recurrence(torch.autograd.Function):
     """``apply(plan, x, *states, *weights) -> (out, *final_states)``.
@@ -215,7 +220,7 @@ class Recurrence(torch.autograd.Function):
         prepared = prepare(stack, weights, backward=False)
         run = Forward(stack, prepared, position, plan.masks, plan.memory)
         out = x.new_empty(len(x), plan.out_units) if plan.out_units else None
-        for chunk in stack.chunks(plan.batch_sizes):
+        for chunk in plan.chunks:
             run.advance(chunk, chunk.of(x), None if out is None else chunk.of(out))
         finals = [to_float(state) for state in run.states]
         if plan.memory is not Memory.NOTHING:
@@ -248,9 +253,8 @@ class Recurrence(torch.autograd.Function):
         run.load(kept.finals, kept.tapes)
         need_x = bool(ctx.needs_input_grad[1])
         d_x = torch.empty_like(kept.x) if need_x else None
-        chunks = stack.chunks(plan.batch_sizes)
-        for index in reversed(range(len(chunks))):
-            chunk = chunks[index]
+        for index in reversed(range(len(plan.chunks))):
+            chunk = plan.chunks[index]
             x = chunk.of(kept.x)
             if plan.memory is Memory.STATES:
                 run.restore(chunk, x, [layer[index] for layer in kept.records], None)
@@ -301,10 +305,7 @@ def _save(
     ctx.plan = plan
     sealed = [tape.seal() for tape in run.tapes] if plan.memory is Memory.TAPE else []
     plan.reports.extend(run.reports(sealed))
-    rests: list[Tensor | None] = []
-    for state, final in zip(run.states, finals, strict=True):
-        rest = (state - to_fixed(final)).to(torch.int8)
-        rests.append(rest if bool(rest.any()) else None)
+    rests = [_rest(state, final) for state, final in zip(run.states, finals, strict=True)]
     seeds = [layer.seed for layer in plan.stack.layers]
     drawn = None
     if any(seed is not None for seed in seeds):
@@ -329,6 +330,15 @@ def _save(
         *stored_tensors,
         *record_tensors,
     )
+
+
+def _rest(state: Tensor, value: Tensor) -> Tensor | None:
+    """What of the integers (S, N, H) their float32 rounds off, int8; None: nothing."""
+    low, high = (int(end) for end in state.aminmax())
+    if max(-low, high) <= 1 << 24:
+        return None
+    rest = (state - to_fixed(value)).to(torch.int8)
+    return rest if bool(rest.any()) else None
 
 
 def saved_tensors(ctx: Any) -> Sequence[Tensor]:
@@ -399,7 +409,7 @@ class _Kept:
             parts = [[next(saved) for _ in range(size)] for size in ctx.tape_counts]
             tapes = open_tapes(plan.stack.tape, parts, None)
         rest_of = list(saved)
-        chunks = -(-len(plan.batch_sizes) // plan.stack.chunk_size)
+        chunks = len(plan.chunks)
         stored: list[list[Tensor]] = [[] for _ in layers]
         records: list[list[Record]] = [[] for _ in layers]
         for index, layer in enumerate(layers):

@@ -18,18 +18,10 @@ import torch
 from torch import Tensor
 
 from revrnn import exact
+from revrnn._sealing import LANES as LANES
+from revrnn._sealing import compact, lay_out, pack_lanes, unpack_lanes
 from revrnn.errors import ReversalError
 from revrnn.fixed import RADIX_Z, Z_MAX
-
-LANES = 16
-"""W: lanes of a batch row. Unit j of a call uses lane j mod W."""
-
-_LONG_ROW = 2048
-"""Bytes from which on rows of a region are copied one by one when it is made compact: for shorter
-ones that takes longer than to select the bytes of many rows at once."""
-
-_COMPACT_BLOCK = 1 << 18
-"""Bytes that are selected from at once: bounds the memory of the selection."""
 
 
 class Codec(Protocol):
@@ -51,8 +43,8 @@ class SealedTape:
     """What an `EntropyTape` leaves behind: plain tensors, never changed again."""
 
     lanes: Tensor
-    """uint8 (N, 2 W + W/4): a lane's 18 bits as two low bytes, then the top two bits of four lanes
-    in each byte. (N, 0) of a tape that was not written: its lanes are where they began."""
+    """uint8 (N, 2 W + W/4), as `pack_lanes` makes them of 18 bits a lane. (N, 0) of a tape that was
+    not written: its lanes are where they began."""
 
     segments: tuple[tuple[Tensor, Tensor], ...]
     """(bytes, fill) in the order of writing. ``bytes``: uint8, the rows' bytes one row after the
@@ -169,7 +161,7 @@ class EntropyTape:
         """Copy the working region into a compact segment; ``used`` is the largest fill."""
         if used > 0:
             region = self.stack.view(-1, self._capacity)[:, :used]
-            self._segments.append((_compact(region, self.fill), self.fill.to(torch.int32)))
+            self._segments.append((compact(region, self.fill), self.fill.to(torch.int32)))
         self.stack = self.stack.new_empty(0)
 
     def seal(self) -> SealedTape:
@@ -179,7 +171,7 @@ class EntropyTape:
         multiplied, as in layers that never forget.
         """
         self._seal_region(int(self.fill.max()) if len(self.fill) else 0)
-        lanes = _pack_lanes(self.lanes)
+        lanes = pack_lanes(self.lanes)
         return SealedTape(lanes if self.writing else lanes[:, :0].clone(), tuple(self._segments))
 
     @classmethod
@@ -188,7 +180,7 @@ class EntropyTape:
         popped straight out of the sealed segments, of which nothing is copied or changed."""
         tape = cls(len(sealed.lanes), writing=False, device=sealed.lanes.device, start=start)
         if sealed.lanes.shape[1]:
-            tape.lanes = _unpack_lanes(sealed.lanes)
+            tape.lanes = unpack_lanes(sealed.lanes)
         low = (tape.lanes < exact.LANE_LOW).any(1)  # 18 bits hold nothing above the range
         if bool(low.any()):
             row = _first(low)
@@ -204,25 +196,22 @@ class EntropyTape:
         """
         if self._segments and not bool(self.fill.any()):
             self.stack, fill = self._segments.pop()
-            self.fill = fill.to(torch.int64)
-            if bool((fill < 0).any()) or int(self.fill.sum()) != len(self.stack):
+            self.fill, self.begin, total = lay_out(fill)
+            if total != len(self.stack):
                 raise ReversalError.because("the tape says of itself that it has other bytes")
-            self.begin = self.fill.cumsum(0) - self.fill
 
     def check_rewound(self) -> None:
         """Raise `ReversalError` unless everything is as it was before the forward pass."""
+        if not (self._segments or self.fill.any()) and torch.equal(self.lanes, self.start):
+            return
         left = self.fill != 0
         if self._segments:
             left = torch.ones_like(left)
         if bool(left.any()):
             row = _first(left)
             raise ReversalError.because(f"the tape of batch row {row} is not used up", row)
-        moved = (self.lanes != self.start).any(1)
-        if bool(moved.any()):
-            row = _first(moved)
-            raise ReversalError.because(
-                f"the tape of batch row {row} did not return to its start", row
-            )
+        row = _first((self.lanes != self.start).any(1))
+        raise ReversalError.because(f"the tape of batch row {row} did not return to its start", row)
 
     # -- arithmetic -------------------------------------------------------------------------------
 
@@ -417,36 +406,3 @@ class PaperTape:
 def _first(rows: Tensor) -> int:
     """The first row that is True."""
     return int(rows.to(torch.uint8).argmax())
-
-
-def _compact(region: Tensor, fill: Tensor) -> Tensor:
-    """The first ``fill[i]`` bytes of each row i of ``region`` (N, used), one row after another."""
-    rows, used = region.shape
-    if used >= _LONG_ROW:
-        lengths = fill.tolist()
-        return torch.cat([row[:n] for row, n in zip(region.unbind(0), lengths, strict=True)])
-    column = torch.arange(used, device=region.device)
-    step = _COMPACT_BLOCK // used
-    return torch.cat(
-        [
-            torch.masked_select(region[row : row + step], column < fill[row : row + step, None])
-            for row in range(0, rows, step)
-        ]
-    )
-
-
-def _pack_lanes(lanes: Tensor) -> Tensor:
-    """int32 (N, W), each below 2**18 -> uint8 (N, 2 W + W/4)."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.int32, device=lanes.device)
-    low = torch.stack((lanes & 255, (lanes >> 8) & 255), dim=-1).flatten(1)
-    high = ((lanes >> 16).view(-1, LANES // 4, 4) << shifts).sum(-1)
-    return torch.cat((low, high), dim=1).to(torch.uint8)
-
-
-def _unpack_lanes(packed: Tensor) -> Tensor:
-    """The inverse of `_pack_lanes`."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.int32, device=packed.device)
-    values = packed.to(torch.int32)
-    low, high = values[:, : 2 * LANES], values[:, 2 * LANES :]
-    top = (high[:, :, None] >> shifts) & 3
-    return low[:, 0::2] + (low[:, 1::2] << 8) + (top.flatten(1) << 16)

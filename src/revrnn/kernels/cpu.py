@@ -27,6 +27,9 @@ _RULES: dict[type[Rule], int] = {Fractional: 0, Retained: 1, Discrete: 2}
 GRAIN = 1 << 20
 """Multiplications of a call that are worth a second thread, and so on: waking one takes as long."""
 
+PACKING_GRAIN = 1 << 17
+"""Floats to pack that are worth another thread."""
+
 _NO_FAULT, _OVERFLOW, _NOT_FINITE, _REVERSAL = range(4)
 
 
@@ -93,7 +96,7 @@ class CpuBackend:
             _address(weights.bias, torch.float32, (rows,)),
             backward,
             packed.data_ptr(),
-            torch.get_num_threads() if packed.numel() > GRAIN else 1,
+            max(1, min(torch.get_num_threads(), packed.numel() // PACKING_GRAIN)),
         )
         return _Prepared(layer, shape, packed)
 
