@@ -61,6 +61,9 @@ NB_MODULE(_cpu, m) {
 
   m.def("gather_offcuts", &revrnn::gather_offcuts);
   m.def("keep_freed_memory", &revrnn::keep_freed_memory);
+  m.def("use_large_pages", [](Address block, size_t bytes) {
+    revrnn::use_large_pages(at<void>(block), bytes);
+  });
 
   m.def("compact", [](Address region, int64_t capacity, Address fill, int64_t rows, Address out) {
     nb::gil_scoped_release release;

@@ -2,7 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace revrnn {
 
@@ -23,6 +28,21 @@ inline void keep_freed_memory() {
 #endif
 }
 
+// Has the system map a fresh block in pages of 2 MiB, where it has such pages to give. For blocks
+// that are mapped each on their own, which glibc does with all above 32 MiB: a block that is cut out
+// of the heap would leave its large pages there.
+inline void use_large_pages(void* block, std::size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kLarge = std::uintptr_t{2} << 20;
+  const auto first = (reinterpret_cast<std::uintptr_t>(block) + kLarge - 1) / kLarge * kLarge;
+  const auto last = (reinterpret_cast<std::uintptr_t>(block) + bytes) / kLarge * kLarge;
+  // Advice: a system that does not take it has lost nothing.
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)block, (void)bytes;
+#endif
+}
+
 // Keeps the holes of the heap in one piece.
 //
 // torch asks for blocks aligned to 64 bytes. glibc before 2.38 cuts such a block out of a larger one
@@ -32,8 +52,8 @@ inline void keep_freed_memory() {
 // offcuts as well. A loop that takes and frees the same few megabytes scatters up to seven such
 // offcuts of a size over the heap, and with them holes that it cannot use itself.
 //
-// This exchanges what the thread's cache holds in the sizes of offcuts for blocks that lie together. It
-// only asks for memory and frees it; other allocators do not mind.
+// This exchanges what the thread's cache holds in the sizes of offcuts for blocks that lie together.
+// It only asks for memory and frees it; other allocators do not mind.
 inline void gather_offcuts() {
 #ifdef __GLIBC__
   constexpr std::size_t kSmallest = 24, kLargest = 120, kStep = 16;  // what chunks of 32 .. hold

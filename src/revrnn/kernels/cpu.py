@@ -30,6 +30,9 @@ GRAIN = 1 << 20
 PACKING_GRAIN = 1 << 17
 """Floats to pack that are worth another thread."""
 
+MAPPED_ALONE = 32 << 20
+"""Bytes from which on a block is always fresh from the system, which maps it page by page."""
+
 _NO_FAULT, _OVERFLOW, _NOT_FINITE, _REVERSAL = range(4)
 
 
@@ -88,6 +91,8 @@ class CpuBackend:
         )
         size = _cpu.packed_floats(self._tier, shape, backward)
         packed = torch.empty(size, dtype=torch.float32, device="cpu")
+        if 4 * size >= MAPPED_ALONE:
+            _cpu.use_large_pages(packed.data_ptr(), 4 * size)
         _cpu.pack(
             self._tier,
             shape,
