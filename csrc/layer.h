@@ -102,9 +102,10 @@ class Walk {
       if (c_.old) keep_old(t, rows);
       for (int group = 0; group < 2; ++group) {
         if (!gates(t, rows, group)) return status_;
-        for (int64_t n = 0; n < rows; ++n) {
-          if (!advance(t, n, group)) return failed(Fault::kOverflow, t, n);
-        }
+        const int64_t bad = each(rows, [&](int64_t n, auto at_once) {
+          return advance<decltype(at_once)::value>(t, n, group);
+        });
+        if (bad < rows) return failed(Fault::kOverflow, t, bad);
         if (c_.mid && group == 0) keep_mid(t, rows);
       }
       if (c_.out) put_out(t, rows);
@@ -121,9 +122,10 @@ class Walk {
       keep_mid(t, rows);
       for (int group = 1; group >= 0; --group) {
         if (!gates(t, rows, group)) return status_;
-        for (int64_t n = 0; n < rows; ++n) {
-          if (!rewind(t, n, group)) return failed(Fault::kReversal, t, n);
-        }
+        const int64_t bad = each(rows, [&](int64_t n, auto at_once) {
+          return rewind<decltype(at_once)::value>(t, n, group);
+        });
+        if (bad < rows) return failed(Fault::kReversal, t, bad);
       }
       keep_old(t, rows);
     }
@@ -194,91 +196,165 @@ class Walk {
   // The units of group 1 of h that are stored at every step and skip the tape.
   int64_t stored_units(int group) const { return group == 0 ? s_.stored : 0; }
 
-  bool advance(int64_t t, int64_t n, int group) {
+  template <int N>
+  struct Number {
+    static constexpr int value = N;
+  };
+  // `work(n, Number<K>)` on rows n .. n+K-1, all rows in order; it returns the first of the K that
+  // is wrong, or K. Returns the first row that is wrong, or `rows`.
+  template <class Work>
+  static int64_t each(int64_t rows, const Work& work) {
+    int64_t n = 0;
+    for (; n + kRowsAtOnce <= rows; n += kRowsAtOnce) {
+      const int good = work(n, Number<kRowsAtOnce>{});
+      if (good < kRowsAtOnce) return n + good;
+    }
+    for (; n < rows; ++n) {
+      if (work(n, Number<1>{}) < 1) return n;
+    }
+    return rows;
+  }
+
+  // What `K` rows from n on work on: their h, or c (which = 1).
+  template <int K>
+  Rows<K> rows_of(int64_t n, int group, int which, float* const* value) const {
+    Rows<K> rows;
+    for (int k = 0; k < K; ++k) {
+      rows.state[k] = state(which, n + k) + group * s_.group();
+      rows.value[k] = value[k];
+      rows.coder[k] = open(n + k);
+    }
+    return rows;
+  }
+  template <int K>
+  void close_all(int64_t n, const Rows<K>& rows) const {
+    for (int k = 0; k < K; ++k) close(n + k, rows.coder[k]);
+  }
+
+  // The first of K rows of which a state left its range, or K.
+  template <int K>
+  int advance(int64_t t, int64_t n, int group) {
     const int64_t d = s_.group(), stored = stored_units(group);
-    const float* g = gate_row(t, n, group);
-    int32_t* h = state(0, n) + group * d;
-    float* h_value = value(n) + group * d;
-    if (c_.stored) {
-      for (int64_t i = 0; i < stored; ++i) c_.stored[packed_row(t, n) * stored + i] = h[i];
+    const float *g[K], *chosen[K];
+    float *h_value[K], *tanh_c[K];
+    for (int k = 0; k < K; ++k) {
+      g[k] = gate_row(t, n + k, group);
+      tanh_c[k] = extra(t, n + k, group);
+      chosen[k] = tanh_c[k] + d;
+      h_value[k] = value(n + k) + group * d;
+      if (!c_.stored) continue;
+      const int32_t* h = state(0, n + k) + group * d;
+      int32_t* kept = c_.stored + packed_row(t, n + k) * stored;
+      for (int64_t i = 0; i < stored; ++i) kept[i] = h[i];
     }
-    RowCoder coder = open(n);
-    IdealBits ideal;
-    IdealBits* count = coder.writing ? &ideal : nullptr;
-    bool good = true;
-    const float* chosen = extra(t, n, group) + d;
+    IdealBits ideal[K];
+    IdealBits* count = c_.coder.writing ? ideal : nullptr;
+    int good = K;
     if (s_.cell == Cell::kGru) {
-      with_rule(g, chosen, [&](const auto& z) {
-        const KeepCandidate u{g + s_.candidate()};
-        good = advance_units(d, stored, z, u, h, h_value, coder, count);
+      Rows<K> rows = rows_of<K>(n, group, 0, h_value);
+      with_rule([&](const auto& make) {
+        good = advance_units<K>(
+            d, stored, [&](int k) { return make(g[k], chosen[k]); },
+            [&](int k) { return KeepCandidate{g[k] + s_.candidate()}; }, rows, count);
       });
+      close_all(n, rows);
     } else {
-      float* tanh_c = extra(t, n, group);
-      int32_t* c = state(1, n) + group * d;
-      with_rule(g, chosen, [&](const auto& f) {
-        const Product u{g + s_.input(), g + s_.candidate()};
-        good = advance_units(d, 0, f, u, c, tanh_c, coder, count);
+      Rows<K> rows = rows_of<K>(n, group, 1, tanh_c);
+      with_rule([&](const auto& make) {
+        good = advance_units<K>(
+            d, 0, [&](int k) { return make(g[k], chosen[k]); },
+            [&](int k) { return Product{g[k] + s_.input(), g[k] + s_.candidate()}; }, rows, count);
       });
-      tanh_row(tanh_c, d);
-      with_rule(g + s_.keep(), chosen + d, [&](const auto& p) {
-        const Product u{g + s_.output(), tanh_c};
-        good &= advance_units(d, stored, p, u, h, h_value, coder, count);
+      for (int k = 0; k < K; ++k) {
+        tanh_row(tanh_c[k], d);
+        rows.state[k] = state(0, n + k) + group * d;
+        rows.value[k] = h_value[k];
+      }
+      with_rule([&](const auto& make) {
+        const int h_good = advance_units<K>(
+            d, stored, [&](int k) { return make(g[k] + s_.keep(), chosen[k] + d); },
+            [&](int k) { return Product{g[k] + s_.output(), tanh_c[k]}; }, rows, count);
+        good = good < h_good ? good : h_good;
       });
+      close_all(n, rows);
     }
-    close(n, coder);
-    if (count) c_.coder.ideal[deal_.row(n)] += ideal.bits();
+    for (int k = 0; count && k < K; ++k) c_.coder.ideal[deal_.row(n + k)] += ideal[k].bits();
     return good;
   }
 
-  bool rewind(int64_t t, int64_t n, int group) {
+  // The first of K rows of which the states cannot have come from `advance`, or K.
+  template <int K>
+  int rewind(int64_t t, int64_t n, int group) {
     const int64_t d = s_.group(), stored = stored_units(group);
-    const float* g = gate_row(t, n, group);
-    int32_t* h = state(0, n) + group * d;
-    float* h_value = value(n) + group * d;
-    const int32_t* before = stored > 0 ? c_.stored + packed_row(t, n) * stored : nullptr;
-    RowCoder coder = open(n);
-    bool good = true;
-    const float* chosen = extra(t, n, group) + d;
+    const float *g[K], *chosen[K];
+    float *h_value[K], *tanh_c[K];
+    const int32_t* before[K];
+    for (int k = 0; k < K; ++k) {
+      g[k] = gate_row(t, n + k, group);
+      tanh_c[k] = extra(t, n + k, group);
+      chosen[k] = tanh_c[k] + d;
+      h_value[k] = value(n + k) + group * d;
+      before[k] = stored > 0 ? c_.stored + packed_row(t, n + k) * stored : nullptr;
+    }
+    int good = K;
     if (s_.cell == Cell::kGru) {
-      with_rule(g, chosen, [&](const auto& z) {
-        const KeepCandidate u{g + s_.candidate()};
-        good = rewind_units(d, stored, z, u, before, h, h_value, coder);
+      Rows<K> rows = rows_of<K>(n, group, 0, h_value);
+      with_rule([&](const auto& make) {
+        good = rewind_units<K>(
+            d, stored, [&](int k) { return make(g[k], chosen[k]); },
+            [&](int k) { return KeepCandidate{g[k] + s_.candidate()}; }, before, rows);
       });
-    } else {
-      float* tanh_c = extra(t, n, group);
-      int32_t* c = state(1, n) + group * d;
+      close_all(n, rows);
+      return good;
+    }
+    for (int k = 0; k < K; ++k) {
+      const int32_t* c = state(1, n + k) + group * d;
       for (int64_t i = 0; i < d; i += kWidth) {
         const int left = static_cast<int>(d - i);
-        store_first(tanh_c + i, state_value(loadi_first(c + i, left)), left);
+        store_first(tanh_c[k] + i, state_value(loadi_first(c + i, left)), left);
       }
-      tanh_row(tanh_c, d);
-      with_rule(g + s_.keep(), chosen + d, [&](const auto& p) {
-        const Product u{g + s_.output(), tanh_c};
-        good = rewind_units(d, stored, p, u, before, h, h_value, coder);
-      });
-      // The record's c is read from the state; this buffer only takes the floats nobody needs.
-      float* unused = value(n) + s_.hidden + 2 * s_.extra();
-      with_rule(g, chosen, [&](const auto& f) {
-        const Product u{g + s_.input(), g + s_.candidate()};
-        good = good && rewind_units(d, 0, f, u, nullptr, c, unused, coder);
-      });
+      tanh_row(tanh_c[k], d);
     }
-    close(n, coder);
+    Rows<K> rows = rows_of<K>(n, group, 0, h_value);
+    with_rule([&](const auto& make) {
+      good = rewind_units<K>(
+          d, stored, [&](int k) { return make(g[k] + s_.keep(), chosen[k] + d); },
+          [&](int k) { return Product{g[k] + s_.output(), tanh_c[k]}; }, before, rows);
+    });
+    if (good < K) return good;  // nothing is looked at after a fault
+    for (int k = 0; k < K; ++k) {
+      rows.state[k] = state(1, n + k) + group * d;
+      // The record's c is read from the state; this buffer only takes the floats nobody needs.
+      rows.value[k] = value(n + k) + s_.hidden + 2 * s_.extra();
+    }
+    with_rule([&](const auto& make) {
+      good = rewind_units<K>(
+          d, 0, [&](int k) { return make(g[k], chosen[k]); },
+          [&](int k) { return Product{g[k] + s_.input(), g[k] + s_.candidate()}; }, nullptr, rows);
+    });
+    close_all(n, rows);
     return good;
   }
 
-  // `visit` with the layer's rule of forgetting, on the columns of one forget gate or on what was
-  // chosen from them.
+  // `visit(make)`, where `make(gate, chosen)` is the layer's rule of forgetting on the columns of one
+  // forget gate, or on what was chosen from them.
   template <class Visit>
-  void with_rule(const float* gate, const float* chosen, const Visit& visit) const {
+  void with_rule(const Visit& visit) const {
+    const Forget forget = forget_;
     if (s_.rule == Rule::kDiscrete) {
-      visit(Discrete{chosen});
+      visit([](const float*, const float* chosen) { return Discrete{chosen}; });
     } else if (s_.rule == Rule::kRetained) {
-      if (s_.zoned()) return visit(SharedRetained{{gate}, chosen});
-      visit(Retained{gate});
+      if (s_.zoned()) {
+        visit([](const float* gate, const float* chosen) { return SharedRetained{{gate}, chosen}; });
+      } else {
+        visit([](const float* gate, const float*) { return Retained{gate}; });
+      }
+    } else if (s_.zoned()) {
+      visit([=](const float* gate, const float* chosen) {
+        return SharedFractional{{gate, forget}, chosen};
+      });
     } else {
-      if (s_.zoned()) return visit(SharedFractional{{gate, forget_}, chosen});
-      visit(Fractional{gate, forget_});
+      visit([=](const float* gate, const float*) { return Fractional{gate, forget}; });
     }
   }
 

@@ -166,90 +166,119 @@ static inline void storei_first(int32_t* p, I a, int n) {
   }
 }
 
+// kRowsAtOnce rows go through the coder block by block in turns: a row's lanes are one long chain of
+// dependent divisions, and the other row's fill the waiting.
+//
+// Of row k: `rule(k)`, `increment(k)`, and what a row works on.
+template <int ROWS>
+struct Rows {
+  int32_t* state[ROWS];
+  float* value[ROWS];  // receives the new state as floats
+  RowCoder coder[ROWS];
+};
+
 // Units [0, stored) go untaped; [stored, units) through the coder, unless the rule never forgets.
-// value receives the new state as floats. Returns false when a state leaves its range.
-template <class Rule, class Increment>
-static inline bool advance_units(int64_t units, int64_t stored, const Rule& rule,
-                          const Increment& increment, int32_t* state, float* value,
-                          RowCoder& coder, IdealBits* ideal) {
+// Returns the first row of which a state left its range, or ROWS.
+template <int ROWS, class RuleOf, class IncrementOf>
+static inline int advance_units(int64_t units, int64_t stored, const RuleOf& rule,
+                                const IncrementOf& increment, Rows<ROWS>& rows, IdealBits* ideal) {
+  using Rule = decltype(rule(0));
   if (!Rule::kForgets) stored = units;
-  I extreme = set1i(0);
-  const auto finish = [&](int64_t i, int left, I product, I z) {
-    const I u = to_int_nearest(mul(increment(i, left, rule, z), set1(static_cast<float>(kHOne))));
-    const I h = add(product, u);
-    extreme = max(extreme, abs(h));
-    storei_first(state + i, h, left);
-    store_first(value + i, state_value(h), left);
+  I extreme[ROWS];
+  for (I& e : extreme) e = set1i(0);
+  const auto finish = [&](int k, int64_t i, int left, I product, I z) {
+    const F change = increment(k)(i, left, rule(k), z);
+    const I h = add(product, to_int_nearest(mul(change, set1(static_cast<float>(kHOne)))));
+    extreme[k] = max(extreme[k], abs(h));
+    storei_first(rows.state[k] + i, h, left);
+    store_first(rows.value[k] + i, state_value(h), left);
   };
-  for (int64_t i = 0; i < stored; i += kWidth) {
-    const int left = static_cast<int>(stored - i);
-    const I z = rule.amount(i, left);
-    finish(i, left, rule.untaped(loadi_first(state + i, left), z), z);
+  for (int k = 0; k < ROWS; ++k) {
+    for (int64_t i = 0; i < stored; i += kWidth) {
+      const int left = static_cast<int>(stored - i);
+      const I z = rule(k).amount(i, left);
+      finish(k, i, left, rule(k).untaped(loadi_first(rows.state[k] + i, left), z), z);
+    }
   }
   for (int64_t j = stored; j < units; j += kLanes) {
     const Block block(j, units);
-    I z[kParts], h[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      z[p] = rule.amount(block.at(p), block.left[p]);
-      h[p] = Rule::to_tape(loadi_first(state + block.at(p), block.left[p]), z[p]);
-      if (ideal) ideal->take(select(block.active[p], forget_value(z[p]), set1(1.0f)));
-    }
-    coder.multiply(h, z, block.active);
-    for (int p = 0; p < kParts; ++p) {
-      if (block.left[p] > 0) finish(block.at(p), block.left[p], h[p], z[p]);
+    for (int k = 0; k < ROWS; ++k) {
+      I z[kParts], h[kParts];
+      for (int p = 0; p < kParts; ++p) {
+        z[p] = rule(k).amount(block.at(p), block.left[p]);
+        h[p] = Rule::to_tape(loadi_first(rows.state[k] + block.at(p), block.left[p]), z[p]);
+        if (ideal) ideal[k].take(select(block.active[p], forget_value(z[p]), set1(1.0f)));
+      }
+      rows.coder[k].multiply(h, z, block.active);
+      for (int p = 0; p < kParts; ++p) {
+        if (block.left[p] > 0) finish(k, block.at(p), block.left[p], h[p], z[p]);
+      }
     }
   }
-  return !any(greater_equal(extreme, set1i(kStateLimit)));
+  int good = 0;
+  while (good < ROWS && !any(greater_equal(extreme[good], set1i(kStateLimit)))) ++good;
+  return good;
 }
 
-// The inverse: last block first. `before` holds the stored units as they were before the step.
-// Returns false when the states cannot have come from `advance_units`.
-template <class Rule, class Increment>
-static inline bool rewind_units(int64_t units, int64_t stored, const Rule& rule,
-                         const Increment& increment, const int32_t* before, int32_t* state,
-                         float* value, RowCoder& coder) {
-  const auto update = [&](int64_t i, int left, I z) {
-    return to_int_nearest(mul(increment(i, left, rule, z), set1(static_cast<float>(kHOne))));
+// The inverse: last block first. `before` holds each row's stored units as they were before the step.
+// Returns the first row of which the states cannot have come from `advance_units`, or ROWS.
+template <int ROWS, class RuleOf, class IncrementOf>
+static inline int rewind_units(int64_t units, int64_t stored, const RuleOf& rule,
+                               const IncrementOf& increment, const int32_t* const* before,
+                               Rows<ROWS>& rows) {
+  using Rule = decltype(rule(0));
+  const auto update = [&](int k, int64_t i, int left, I z) {
+    const F change = increment(k)(i, left, rule(k), z);
+    return to_int_nearest(mul(change, set1(static_cast<float>(kHOne))));
   };
-  const auto put = [&](int64_t i, int left, I h) {
-    storei_first(state + i, h, left);
-    store_first(value + i, state_value(h), left);
+  const auto put = [&](int k, int64_t i, int left, I h) {
+    storei_first(rows.state[k] + i, h, left);
+    store_first(rows.value[k] + i, state_value(h), left);
   };
-  bool valid = true;
+  bool valid[ROWS];
+  for (bool& v : valid) v = true;
   if constexpr (!Rule::kForgets) {
-    for (int64_t i = stored; i < units; i += kWidth) {
-      const int left = static_cast<int>(units - i);
-      put(i, left, sub(loadi_first(state + i, left), update(i, left, rule.amount(i, left))));
+    for (int k = 0; k < ROWS; ++k) {
+      for (int64_t i = stored; i < units; i += kWidth) {
+        const int left = static_cast<int>(units - i);
+        const I z = rule(k).amount(i, left);
+        put(k, i, left, sub(loadi_first(rows.state[k] + i, left), update(k, i, left, z)));
+      }
     }
     units = stored;
   }
   const int64_t blocks = (units - stored + kLanes - 1) / kLanes;
   for (int64_t b = blocks - 1; b >= 0; --b) {
     const Block block(stored + b * kLanes, units);
-    I z[kParts], h[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const int64_t i = block.at(p);
-      z[p] = rule.amount(i, block.left[p]);
-      h[p] = set1i(0);
-      if (block.left[p] > 0) {
-        h[p] = sub(loadi_first(state + i, block.left[p]), update(i, block.left[p], z[p]));
+    for (int k = 0; k < ROWS; ++k) {
+      I z[kParts], h[kParts];
+      for (int p = 0; p < kParts; ++p) {
+        const int64_t i = block.at(p);
+        const int left = block.left[p];
+        z[p] = rule(k).amount(i, left);
+        h[p] = set1i(0);
+        if (left > 0) h[p] = sub(loadi_first(rows.state[k] + i, left), update(k, i, left, z[p]));
       }
-    }
-    valid &= coder.divide(h, z, block.active);
-    for (int p = 0; p < kParts; ++p) {
-      if (block.left[p] > 0) put(block.at(p), block.left[p], Rule::from_tape(h[p], z[p]));
+      valid[k] &= rows.coder[k].divide(h, z, block.active);
+      for (int p = 0; p < kParts; ++p) {
+        if (block.left[p] > 0) put(k, block.at(p), block.left[p], Rule::from_tape(h[p], z[p]));
+      }
     }
   }
   // A stored unit must lead to the state it is now, as the forward pass computed it: nothing else
   // would notice that it was changed.
-  for (int64_t i = 0; i < stored; i += kWidth) {
-    const int left = static_cast<int>(stored - i);
-    const I z = rule.amount(i, left);
-    const I h = loadi_first(before + i, left);
-    const I again = add(rule.untaped(h, z), update(i, left, z));
-    const I now = loadi_first(state + i, left);
-    valid &= !any(mask_or(less(again, now), less(now, again)));
-    put(i, left, h);
+  for (int k = 0; k < ROWS; ++k) {
+    for (int64_t i = 0; i < stored; i += kWidth) {
+      const int left = static_cast<int>(stored - i);
+      const I z = rule(k).amount(i, left);
+      const I h = loadi_first(before[k] + i, left);
+      const I again = add(rule(k).untaped(h, z), update(k, i, left, z));
+      const I now = loadi_first(rows.state[k] + i, left);
+      valid[k] &= !any(mask_or(less(again, now), less(now, again)));
+      put(k, i, left, h);
+    }
   }
-  return valid;
+  int good = 0;
+  while (good < ROWS && valid[good]) ++good;
+  return good;
 }

@@ -11,6 +11,9 @@ constexpr int kWidth = 8;
 // Rows of the largest GEMM tile, two vectors wide: 12 accumulators of 16 registers.
 constexpr int kTileRows = 6;
 
+// Batch rows that go through the coder in turns (update.h).
+constexpr int kRowsAtOnce = 1;
+
 using F = __m256;
 using I = __m256i;
 // All bits of a lane set or none.

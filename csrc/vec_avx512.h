@@ -10,6 +10,9 @@ constexpr int kWidth = 16;
 // Rows of the largest GEMM tile, two vectors wide: 24 accumulators of 32 registers.
 constexpr int kTileRows = 12;
 
+// Batch rows that go through the coder in turns (update.h).
+constexpr int kRowsAtOnce = 2;
+
 using F = __m512;
 using I = __m512i;
 using M = __mmask16;

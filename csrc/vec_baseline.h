@@ -14,6 +14,9 @@ constexpr int kWidth = 4;
 // Rows of the largest GEMM tile, two vectors wide: 12 accumulators of 16 registers.
 constexpr int kTileRows = 6;
 
+// Batch rows that go through the coder in turns (update.h).
+constexpr int kRowsAtOnce = 1;
+
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 // All bits of a lane set or none.
