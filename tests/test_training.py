@@ -23,6 +23,9 @@ from torch import Tensor, distributed
 
 pytest.importorskip("lightning_fabric")
 
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
+
 from revrnn.recipes import checkpoints, corpora, training
 from revrnn.recipes.errors import RecipeError
 from revrnn.recipes.language_model import MODELS
@@ -215,6 +218,26 @@ def test_resumed_training_is_the_same_bit_for_bit(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_the_scale_of_16_bit_gradients_is_resumed_too(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fabric(self: Resources, precision: str) -> Fabric:
+        """16 bits on the CPU, which Fabric by itself does on CUDA alone; the scale often grows."""
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+        return Fabric(accelerator="cpu", plugins=MixedPrecision("16-mixed", "cpu", scaler))
+
+    monkeypatch.setattr(Resources, "fabric", fabric)
+    arguments = replace(arguments, model="gru", max_forget_bits=None)
+    run(arguments, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(5, patch)
+        run(arguments, tmp_path / "parts")
+    assert checkpoints.load(tmp_path / "parts" / "last.pt")["precision"]["scale"] == 8.0
+    run(arguments, tmp_path / "parts", resume=True)
+    assert checkpoints.load(tmp_path / "parts" / "last.pt")["precision"]["scale"] > 8.0
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_a_finished_run_can_be_prolonged(arguments: Arguments, tmp_path: Path) -> None:
     run(arguments, tmp_path / "whole", epochs=3)
     run(arguments, tmp_path / "parts", epochs=1)
@@ -323,7 +346,7 @@ def test_folders_that_cannot_be_resumed(arguments: Arguments, tmp_path: Path) ->
 
     content = checkpoints.load(out / "last.pt")
     torch.save({**content, "format": 99}, out / "last.pt")
-    with pytest.raises(RecipeError, match=r"another version of revrnn: it has format 99.*reads 2"):
+    with pytest.raises(RecipeError, match=r"another version of revrnn: it has format 99.*reads 3"):
         run(arguments, out, resume=True)
     (out / "last.pt").write_bytes((out / "best.pt").read_bytes()[:1000])
     with pytest.raises(RecipeError, match=r"last\.pt is no checkpoint, or it is damaged"):

@@ -14,7 +14,7 @@ import torch
 
 from revrnn.recipes.errors import RecipeError
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever what a checkpoint holds changes its meaning."""
 
 LAST, BEST, LOCK = "last.pt", "best.pt", "lock"

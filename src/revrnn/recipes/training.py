@@ -387,6 +387,7 @@ class _Run:
         if saved is not None:
             self.model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
+            fabric.strategy.precision.load_state_dict(saved["precision"])
             self.progress = Progress.restored(saved["progress"])
             self.state = fabric.to_device(_map(saved["state"], self._own_rows))
         # `wrapped` synchronises gradients between processes; `model` is the same weights.
@@ -573,6 +574,8 @@ class _Run:
                     "vocabulary": self.corpus.vocabulary.words,
                     "model": self.model.state_dict(),
                     "optimizer": self.optimizer.state_dict(),
+                    # The scale of the loss, where gradients are of 16 bits.
+                    "precision": self.fabric.strategy.precision.state_dict(),
                     "state": state,
                     "progress": asdict(self.progress),
                 },
