@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,23 @@ def test_the_scale_of_16_bit_gradients_is_resumed_too(
     run(arguments, tmp_path / "parts", resume=True)
     assert checkpoints.load(tmp_path / "parts" / "last.pt")["precision"]["scale"] > 8.0
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_a_trained_model_is_as_good_as_its_validation_said(
+    precision: str, arguments: Arguments, tmp_path: Path
+) -> None:
+    progress = run(replace(arguments, precision=precision), tmp_path / "run")
+    trained = training.load(tmp_path / "run")
+    valid = corpora.load(arguments.data).valid
+    found = {}
+    for name, context in (("own", trained.autocast()), ("32", nullcontext())):
+        with context:
+            found[name] = training.evaluate(
+                trained.model, valid, arguments.eval_batch, length=arguments.length
+            )
+    assert found["own"] == min(progress.validations)
+    assert (found["32"] == found["own"]) == (precision == "32")
 
 
 def test_a_finished_run_can_be_prolonged(arguments: Arguments, tmp_path: Path) -> None:

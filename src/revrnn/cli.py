@@ -130,7 +130,8 @@ def evaluate(
     length = trained.arguments.length
     texts = {"valid": (corpus.valid, trained.arguments.eval_batch), "test": (corpus.test, batch)}
     for split, (text, rows) in texts.items():
-        loss = training.evaluate(trained.model, text, rows, length=length, name=split)
+        with trained.autocast():
+            loss = training.evaluate(trained.model, text, rows, length=length, name=split)
         perplexity = training.perplexity(loss)
         line = f"{split}: perplexity {perplexity:.2f}, {loss / math.log(2):.4f} bits a word"
         if split in corpus.entropy:

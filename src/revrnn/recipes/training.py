@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
@@ -712,6 +712,14 @@ class Trained:
     progress: Progress
     fingerprint: str
     """Of the corpus it was trained on."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision it was trained in, which its validation had, too."""
+        if self.arguments.precision == "32":
+            return nullcontext()
+        device = self.model.head.bias.device.type
+        short = self.arguments.precision == "16" and device != "cpu"  # as Fabric has it
+        return torch.autocast(device, torch.float16 if short else torch.bfloat16)
 
 
 def load(folder: Path, device: str = "cpu") -> Trained:
