@@ -376,6 +376,40 @@ def test_folders_that_cannot_be_resumed(arguments: Arguments, tmp_path: Path) ->
         run(arguments, out, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("factor", "what"),
+    [(math.nan, "the norm of the gradient is nan"), (1e38, "the norm of the gradient is inf")],
+)
+def test_a_gradient_that_is_no_number(
+    factor: float, what: str, arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spoilt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, loss: Tensor) -> Tensor:
+            return loss.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return gradient * factor
+
+    forward = training.LanguageModel.forward
+    steps = 0
+
+    def spoilt(self: training.LanguageModel, *inputs: Any) -> Any:
+        nonlocal steps
+        steps += self.training
+        loss, state = forward(self, *inputs)
+        return (Spoilt.apply(loss) if steps == 4 else loss), state
+
+    monkeypatch.setattr(training.LanguageModel, "forward", spoilt)
+    arguments = replace(arguments, model="gru", max_forget_bits=None)
+    with pytest.raises(RecipeError, match=f"{what} at step 3: lower the learning rate"):
+        run(arguments, tmp_path / "run", checkpoint_minutes=0)
+    last = checkpoints.load(tmp_path / "run" / "last.pt")
+    assert last["progress"]["step"] == 3
+    assert all(bool(weight.isfinite().all()) for weight in last["model"].values())
+
+
 def test_a_loss_that_is_no_number(
     arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

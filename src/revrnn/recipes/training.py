@@ -447,20 +447,27 @@ class _Run:
         self.state = revrnn.truncation.detach(self.state)
         self.optimizer.zero_grad()
         fabric.backward(loss)
-        fabric.clip_gradients(
+        value = float(cast(Tensor, fabric.all_reduce(loss.detach())))
+        self._finite("the loss", value)
+        norm = fabric.clip_gradients(
             self.wrapped, self.optimizer, max_norm=arguments.clip, error_if_nonfinite=False
         )
+        # Of the whole batch, so all processes see the same. A scaler leaves such a step out itself.
+        if getattr(fabric.strategy.precision, "scaler", None) is None:
+            self._finite("the norm of the gradient", float(cast(Tensor, norm)))
         for group in self.optimizer.param_groups:
             group["lr"] = progress.learning_rate * length / arguments.length
         self.optimizer.step()
-        value = float(cast(Tensor, fabric.all_reduce(loss.detach())))
-        if not math.isfinite(value):
-            raise RecipeError(
-                f"the loss is {value} at step {progress.step}: lower the learning rate; the last "
-                f"checkpoint in {self.resources.out} is from before."
-            )
         self._count_tape()
         return value
+
+    def _finite(self, name: str, value: float) -> None:
+        """Before weights that are no numbers, or lead to none, reach a checkpoint."""
+        if not math.isfinite(value):
+            raise RecipeError(
+                f"{name} is {value} at step {self.progress.step}: lower the learning rate; the "
+                f"last checkpoint in {self.resources.out} is from before."
+            )
 
     def _count_tape(self) -> None:
         report = self.model.tape_report()
