@@ -39,10 +39,10 @@ def write(
     return folder
 
 
-def cells(folders: list[Path]) -> list[dict[str, str]]:
+def cells(folders: list[Path], epochs: int | None = None) -> list[dict[str, str]]:
     header, _, *lines = (
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lm_table.table(folders).splitlines()
+        for line in lm_table.table(folders, epochs).splitlines()
     )
     names = [f"{name} {header[:i].count(name)}" for i, name in enumerate(header)]
     return [dict(zip(names, line, strict=True)) for line in lines]
@@ -63,6 +63,22 @@ def test_a_row_stands_beside_its_counterpart_and_the_papers(tmp_path: Path) -> N
         "25.6",
         "13.0",
     )
+
+
+def test_the_first_epochs_of_runs_of_different_lengths(tmp_path: Path) -> None:
+    gru = write(tmp_path / "gru", [150, 100, 80], model="gru")
+    rev = write(tmp_path / "rev", [160, 110, 99, 70], model="revgru", max_forget_bits=2)
+    shown = {}
+    for epochs in (None, 1, 2, 3, 4):
+        row = cells([gru, rev], epochs)[1]
+        shown[epochs] = (row["epochs 0"], row["valid perplexity 0"], row["x torch.nn 0"])
+    assert shown == {
+        None: ("4", "70.0", ""),
+        1: ("1", "160.0", "1.067"),
+        2: ("2", "110.0", "1.100"),
+        3: ("3", "99.0", "1.238"),
+        4: ("4", "70.0", ""),
+    }
 
 
 @pytest.mark.parametrize(

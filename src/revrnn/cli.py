@@ -194,14 +194,19 @@ def table(
     folders: Annotated[
         list[Path], typer.Argument(help="Run folders, a row each.", show_default=False)
     ],
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Only the first so many epochs of each. [default: all]", min=1),
+    ] = None,
 ) -> None:
     """Print a table of runs in Markdown, beside the paper's figures.
 
-    "x torch.nn" is over the run of gru or lstm among them that differs in nothing else; what the
-    tape holds is that of the last epoch. The paper's figures are of its own, larger models.
+    "x torch.nn" is over the run of gru or lstm among them that differs in nothing else and has as
+    many epochs; what the tape holds is that of the last epoch. The paper's figures are of its own,
+    larger models.
     """
     try:
-        print(lm_table.table(folders))
+        print(lm_table.table(folders, epochs))
     except ValueError as error:
         raise RecipeError(str(error)) from error
 

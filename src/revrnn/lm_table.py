@@ -40,9 +40,12 @@ class Row:
     arguments: dict[str, Any]
 
     @staticmethod
-    def load(folder: Path) -> Row:
-        """Raises a ValueError of one sentence if the folder does not hold a run."""
+    def load(folder: Path, epochs: int | None = None) -> Row:
+        """Of its first ``epochs`` epochs, None: of all. Raises a ValueError of one sentence if the
+        folder does not hold a run."""
         run = Run.load(folder)
+        if epochs is not None:
+            run = run.until(epochs)
         try:
             description = json.loads((folder / DESCRIPTION).read_text())
             return Row(run, int(description["parameters"]), dict(description["arguments"]))
@@ -115,8 +118,8 @@ def _shown(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def table(folders: Sequence[Path]) -> str:
-    """The table in Markdown. What is measured on the tape is of the last epoch; "32-bit" is storing
-    the hidden states as 32-bit numbers."""
-    rows = [Row.load(folder) for folder in folders]
+def table(folders: Sequence[Path], epochs: int | None = None) -> str:
+    """The table in Markdown, of all epochs or of the first so many. What is measured on the tape is
+    of the last of them; "32-bit" is storing the hidden states as 32-bit numbers."""
+    rows = [Row.load(folder, epochs) for folder in folders]
     return markdown.table(HEADER, [row.cells(rows) for row in rows])

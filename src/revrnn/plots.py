@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +47,11 @@ class Run:
         if not columns.get("epoch"):
             raise ValueError(f"{path} has no epochs.")
         return Run(folder.resolve().name, columns, _best(folder))
+
+    def until(self, epochs: int) -> Run:
+        """The run as it was after so many epochs; all of it, if it has fewer."""
+        first = {name: values[:epochs] for name, values in self.columns.items()}
+        return replace(self, columns=first)
 
     def points(self, column: str) -> tuple[list[float], list[float]]:
         """Epochs, and what is known in them."""
