@@ -65,19 +65,31 @@ NB_MODULE(_cpu, m) {
     revrnn::use_large_pages(at<void>(block), bytes);
   });
 
-  m.def("compact", [](Address region, int64_t capacity, Address fill, int64_t rows, Address out) {
-    nb::gil_scoped_release release;
-    revrnn::compact(at<uint8_t>(region), capacity, at<int64_t>(fill), rows, at<uint8_t>(out));
-  });
-  m.def("lay_out", [](Address sealed, int64_t rows, Address fill, Address begin) {
-    return revrnn::lay_out(at<int32_t>(sealed), rows, at<int64_t>(fill), at<int64_t>(begin));
-  });
-  m.def("pack_lanes", [](Address lanes, int64_t rows, Address packed) {
-    revrnn::pack_lanes(at<int32_t>(lanes), rows, at<uint8_t>(packed));
-  });
-  m.def("unpack_lanes", [](Address packed, int64_t rows, Address lanes) {
-    revrnn::unpack_lanes(at<uint8_t>(packed), rows, at<int32_t>(lanes));
-  });
+  const auto without_gil = nb::call_guard<nb::gil_scoped_release>();
+  m.def(
+      "compact",
+      [](Address region, int64_t capacity, Address fill, int64_t rows, Address out) {
+        revrnn::compact(at<uint8_t>(region), capacity, at<int64_t>(fill), rows, at<uint8_t>(out));
+      },
+      without_gil);
+  m.def(
+      "lay_out",
+      [](Address sealed, int64_t rows, Address fill, Address begin) {
+        return revrnn::lay_out(at<int32_t>(sealed), rows, at<int64_t>(fill), at<int64_t>(begin));
+      },
+      without_gil);
+  m.def(
+      "pack_lanes",
+      [](Address lanes, int64_t rows, Address packed) {
+        revrnn::pack_lanes(at<int32_t>(lanes), rows, at<uint8_t>(packed));
+      },
+      without_gil);
+  m.def(
+      "unpack_lanes",
+      [](Address packed, int64_t rows, Address lanes) {
+        revrnn::unpack_lanes(at<uint8_t>(packed), rows, at<int32_t>(lanes));
+      },
+      without_gil);
 
   nb::class_<Shape>(m, "Shape")
       .def(

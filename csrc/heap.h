@@ -29,8 +29,8 @@ inline void keep_freed_memory() {
 }
 
 // Has the system map a fresh block in pages of 2 MiB, where it has such pages to give. For blocks
-// that are mapped each on their own, which glibc does with all above 32 MiB: a block that is cut out
-// of the heap would leave its large pages there.
+// above 32 MiB, which glibc maps each on their own unless its heap happens to have the room: a
+// smaller one would leave its large pages to the heap that it is cut out of.
 inline void use_large_pages(void* block, std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kLarge = std::uintptr_t{2} << 20;
