@@ -118,7 +118,8 @@ struct BackpropChunk {
 
 enum class Fault : int { kNone = 0, kOverflow = 1, kNotFinite = 2, kReversal = 3 };
 
-// The first fault that a thread met, if any: which step of the chunk, which batch row.
+// The first fault that one thread with all rows would meet, if any: which step of the chunk, which
+// batch row.
 struct Status {
   Fault fault = Fault::kNone;
   int64_t step = -1;

@@ -88,32 +88,49 @@ static void project(const Chunk& c, const Packed& w) {
   });
 }
 
+// A fault as a number that is the smaller the earlier one thread with all rows would meet it: the
+// turn (which step and which of its groups, in the order of the walk), gates before updates, the row.
+struct Met {
+  static constexpr uint64_t kNothing = UINT64_MAX;
+  static uint64_t fault(Fault fault, int64_t turn, int64_t row) {
+    const uint64_t update = fault != Fault::kNotFinite;
+    return static_cast<uint64_t>(turn) << 35 | update << 34 | static_cast<uint64_t>(row) << 2 |
+           static_cast<uint64_t>(fault);
+  }
+  static int64_t turn(uint64_t met) { return static_cast<int64_t>(met >> 35); }
+  static int64_t row(uint64_t met) { return static_cast<int64_t>(met >> 2 & 0xFFFFFFFF); }
+  static Fault what(uint64_t met) { return static_cast<Fault>(met & 3); }
+};
+
 // One thread's view of the recurrence in a chunk.
 class Walk {
  public:
   Walk(const Chunk& chunk, const Packed& packed, Deal deal)
       : c_(chunk), s_(chunk.shape), w_(packed), deal_(deal), forget_{s_.floor, s_.z_min} {}
 
-  Status forward() {
+  // Both return what `Met` makes of the first fault, or kNothing.
+  uint64_t forward() {
     load_values();
     for (int64_t t = 0; t < c_.steps; ++t) {
       const int64_t rows = deal_.share(c_.active[t]);
       if (rows == 0) continue;
       if (c_.old) keep_old(t, rows);
       for (int group = 0; group < 2; ++group) {
-        if (!gates(t, rows, group)) return status_;
+        const int64_t turn = 2 * t + group;
+        const int64_t infinite = gates(t, rows, group);
+        if (infinite >= 0) return failed(Fault::kNotFinite, turn, infinite);
         const int64_t bad = each(rows, [&](int64_t n, auto at_once) {
           return advance<decltype(at_once)::value>(t, n, group);
         });
-        if (bad < rows) return failed(Fault::kOverflow, t, bad);
+        if (bad < rows) return failed(Fault::kOverflow, turn, bad);
         if (c_.mid && group == 0) keep_mid(t, rows);
       }
       if (c_.out) put_out(t, rows);
     }
-    return status_;
+    return Met::kNothing;
   }
 
-  Status reverse() {
+  uint64_t reverse() {
     load_values();
     for (int64_t t = c_.steps - 1; t >= 0; --t) {
       const int64_t rows = deal_.share(c_.active[t]);
@@ -121,15 +138,17 @@ class Walk {
       if (c_.out) put_out(t, rows);
       keep_mid(t, rows);
       for (int group = 1; group >= 0; --group) {
-        if (!gates(t, rows, group)) return status_;
+        const int64_t turn = 2 * (c_.steps - 1 - t) + 1 - group;
+        const int64_t infinite = gates(t, rows, group);
+        if (infinite >= 0) return failed(Fault::kNotFinite, turn, infinite);
         const int64_t bad = each(rows, [&](int64_t n, auto at_once) {
           return rewind<decltype(at_once)::value>(t, n, group);
         });
-        if (bad < rows) return failed(Fault::kReversal, t, bad);
+        if (bad < rows) return failed(Fault::kReversal, turn, bad);
       }
       keep_old(t, rows);
     }
-    return status_;
+    return Met::kNothing;
   }
 
  private:
@@ -150,8 +169,8 @@ class Walk {
     return deal_.threads * (c_.extra ? 2 * s_.extra() : row_scratch(s_));
   }
 
-  Status failed(Fault fault, int64_t t, int64_t n) {
-    return status_ = {fault, t, deal_.row(n)};
+  uint64_t failed(Fault fault, int64_t turn, int64_t n) const {
+    return Met::fault(fault, turn, deal_.row(n));
   }
 
   void load_values() {
@@ -183,14 +202,13 @@ class Walk {
     }
   }
 
-  bool gates(int64_t t, int64_t rows, int group) {
+  // The first row with a gate that is not finite, or -1.
+  int64_t gates(int64_t t, int64_t rows, int group) {
     const int64_t d = s_.group();
-    const int64_t bad = compute_gates(
+    return compute_gates(
         s_, w_, group, rows, value(0) + (1 - group) * d, deal_.threads * row_scratch(s_),
         gate_row(t, 0, group), deal_.threads * s_.gate_columns(), extra(t, 0, group),
         extra_stride(), StepNoise{c_.first + c_.stride * t, group, deal_});
-    if (bad >= 0) failed(Fault::kNotFinite, t, bad);
-    return bad < 0;
   }
 
   // The units of group 1 of h that are stored at every step and skip the tape.
@@ -321,16 +339,17 @@ class Walk {
           d, stored, [&](int k) { return make(g[k] + s_.keep(), chosen[k] + d); },
           [&](int k) { return Product{g[k] + s_.output(), tanh_c[k]}; }, before, rows);
     });
-    if (good < K) return good;  // nothing is looked at after a fault
+    // After a fault, too: the first row that is wrong may be so only here.
     for (int k = 0; k < K; ++k) {
       rows.state[k] = state(1, n + k) + group * d;
       // The record's c is read from the state; this buffer only takes the floats nobody needs.
       rows.value[k] = value(n + k) + s_.hidden + 2 * s_.extra();
     }
     with_rule([&](const auto& make) {
-      good = rewind_units<K>(
+      const int c_good = rewind_units<K>(
           d, 0, [&](int k) { return make(g[k], chosen[k]); },
           [&](int k) { return Product{g[k] + s_.input(), g[k] + s_.candidate()}; }, nullptr, rows);
+      good = good < c_good ? good : c_good;
     });
     close_all(n, rows);
     return good;
@@ -383,37 +402,30 @@ class Walk {
   const Packed& w_;
   const Deal deal_;
   const Forget forget_;
-  Status status_;
 };
 
 template <class Visit>
-static Status walk(const Chunk& c, const Visit& visit) {
+static Status walk(const Chunk& c, bool reverse, const Visit& visit) {
   const Packed packed = packed_layout(c.shape, false, c.packed);
   project(c, packed);
   const int threads = static_cast<int>(lesser(c.threads, c.batch));
-  // The earliest fault of all threads, whichever thread meets one first: step, row and fault in one
-  // number, of which the least is kept.
-  uint64_t least = UINT64_MAX;
+  uint64_t first = Met::kNothing;  // of all threads
   parallel_for(threads, c.threads, [&](int64_t i) {
-    const Status status = visit(Walk(c, packed, Deal{static_cast<int>(i), threads}));
-    if (status.fault == Fault::kNone) return;
-    const uint64_t mine = static_cast<uint64_t>(status.step) << 34 |
-                          static_cast<uint64_t>(status.row) << 2 |
-                          static_cast<uint64_t>(status.fault);
-    uint64_t seen = __atomic_load_n(&least, __ATOMIC_RELAXED);
-    while (mine < seen && !__atomic_compare_exchange_n(&least, &seen, mine, true, __ATOMIC_RELAXED,
+    const uint64_t mine = visit(Walk(c, packed, Deal{static_cast<int>(i), threads}));
+    uint64_t seen = __atomic_load_n(&first, __ATOMIC_RELAXED);
+    while (mine < seen && !__atomic_compare_exchange_n(&first, &seen, mine, true, __ATOMIC_RELAXED,
                                                        __ATOMIC_RELAXED)) {
     }
   });
-  if (least == UINT64_MAX) return {};
-  return {static_cast<Fault>(least & 3), static_cast<int64_t>(least >> 34),
-          static_cast<int64_t>(least >> 2 & 0xFFFFFFFF)};
+  if (first == Met::kNothing) return {};
+  const int64_t step = Met::turn(first) / 2;
+  return {Met::what(first), reverse ? c.steps - 1 - step : step, Met::row(first)};
 }
 
 static Status forward(const Chunk& c) {
-  return walk(c, [](Walk one) { return one.forward(); });
+  return walk(c, false, [](Walk one) { return one.forward(); });
 }
 
 static Status reverse(const Chunk& c) {
-  return walk(c, [](Walk one) { return one.reverse(); });
+  return walk(c, true, [](Walk one) { return one.reverse(); });
 }

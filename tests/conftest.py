@@ -18,6 +18,7 @@ def _all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     except ImportError:  # the pure-Python package
         return
     monkeypatch.setattr(cpu, "GRAIN", 0)
+    monkeypatch.setattr(cpu, "PACKING_GRAIN", 1)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What every backend promises, whichever is chosen, and how one is chosen."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -438,6 +439,37 @@ def comes_back(backend: Backend, problem: Problem, after: Pass) -> bool:
     except ReversalError:
         return False
     return torch.equal(state, problem.state)
+
+
+@compiled_backends
+@pytest.mark.usefixtures("threads")
+def test_the_first_row_that_is_wrong_is_named_whatever_the_threads(backend: Backend) -> None:
+    """Of two rows the second has lost its tape, the first the lower part of it. With little left
+    the first is wrong in c of the group that is taken back first, where the second is wrong in h;
+    with more only in the other group, after the second."""
+    problem = make_problem(LSTM, [2], hidden=200)
+    after = run_forward(backend, problem)
+    sealed = after.sealed
+    assert isinstance(sealed, SealedTape)
+    ((data, fill),) = sealed.segments
+    whole = int(fill[0])
+    named = []
+    for left in range(whole):
+        fills = torch.tensor([left, 0], dtype=torch.int32)
+        cut = SealedTape(sealed.lanes, ((data[whole - left : whole].clone(), fills),))
+        messages = set()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            with pytest.raises(ReversalError) as caught:
+                run_reverse(backend, problem, replace(after, sealed=cut))
+            messages.add(str(caught.value))
+        (message,) = messages
+        found = re.search(r"states of batch row (\d) could not be brought back", message)
+        assert found is not None
+        named.append(found.group(1))
+    assert "".join(named).strip("1").strip("0") == ""
+    assert named[0] == "0"
+    assert named[-1] == "1"
 
 
 # -- the table ------------------------------------------------------------------------------------

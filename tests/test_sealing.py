@@ -54,15 +54,26 @@ def test_compaction_keeps_the_bytes_of_each_row(
 
 @pytest.mark.usefixtures("form")
 def test_rows_are_laid_out_one_after_the_other() -> None:
-    fill, begin, total = _sealing.lay_out(torch.tensor([3, 0, 9], dtype=torch.int32))
+    sealed = torch.tensor([3, 0, 9], dtype=torch.int32)
+    found = _sealing.lay_out(sealed, 12)
+    assert found is not None
+    fill, begin = found
     assert_equal(fill, torch.tensor([3, 0, 9]))
     assert_equal(begin, torch.tensor([0, 3, 3]))
-    assert total == 12
+    fill.zero_()
+    assert sealed.tolist() == [3, 0, 9]
 
 
 @pytest.mark.usefixtures("form")
-def test_a_negative_fill_has_no_sum() -> None:
-    assert _sealing.lay_out(torch.tensor([3, -3, 9], dtype=torch.int32))[2] == -1
+@pytest.mark.parametrize(
+    ("fills", "size"), [([3, -3, 9], 9), ([3, 0, 9], 11), ([2**31 - 1] * 2 + [2, 5], 5)]
+)
+def test_what_is_not_the_layout_of_so_many_bytes(fills: list[int], size: int) -> None:
+    assert _sealing.lay_out(torch.tensor(fills, dtype=torch.int32), size) is None
+
+
+def test_fills_that_a_hook_has_made_so_long_that_their_sum_wraps() -> None:
+    assert _sealing.lay_out(torch.tensor([2**62] * 4 + [5]), 5) is None
 
 
 @given(lanes_of_rows)
@@ -96,5 +107,6 @@ def test_what_a_hook_has_made_another_type_of_is_read_as_numbers(
     lanes = torch.full((2, LANES), 5 * LANE_LOW, dtype=torch.int32)
     packed = _sealing.pack_lanes(lanes)
     assert_equal(_sealing.unpack_lanes(change(packed)), lanes)
-    fill, begin, total = _sealing.lay_out(change(torch.tensor([1, 2], dtype=torch.int32)))
-    assert (fill.tolist(), begin.tolist(), total) == ([1, 2], [0, 1], 3)
+    found = _sealing.lay_out(change(torch.tensor([1, 2], dtype=torch.int32)), 3)
+    assert found is not None
+    assert [part.tolist() for part in found] == [[1, 2], [0, 1]]

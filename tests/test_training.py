@@ -256,6 +256,21 @@ def test_a_trained_model_is_as_good_as_its_validation_said(
     assert (found["32"] == found["own"]) == (precision == "32")
 
 
+def test_a_run_that_had_no_scale_goes_on_with_one(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU after a CPU, where 16 bits are those of bfloat16."""
+    arguments = replace(arguments, model="gru", max_forget_bits=None, precision="16")
+    with pytest.warns(UserWarning, match="fp16 is not supported on CPU. Using .*bf16"):
+        run(arguments, tmp_path / "run", epochs=1)
+    assert not training.load(tmp_path / "run").scaled
+    scaler = torch.amp.GradScaler("cpu")
+    fabric = Fabric(accelerator="cpu", plugins=MixedPrecision("16-mixed", "cpu", scaler))
+    monkeypatch.setattr(Resources, "fabric", lambda self, precision: fabric)
+    run(arguments, tmp_path / "run", epochs=2, resume=True)
+    assert checkpoints.load(tmp_path / "run" / "last.pt")["precision"]["scale"] > 0
+
+
 def test_a_finished_run_can_be_prolonged(arguments: Arguments, tmp_path: Path) -> None:
     run(arguments, tmp_path / "whole", epochs=3)
     run(arguments, tmp_path / "parts", epochs=1)
@@ -364,7 +379,7 @@ def test_folders_that_cannot_be_resumed(arguments: Arguments, tmp_path: Path) ->
 
     content = checkpoints.load(out / "last.pt")
     torch.save({**content, "format": 99}, out / "last.pt")
-    with pytest.raises(RecipeError, match=r"another version of revrnn: it has format 99.*reads 3"):
+    with pytest.raises(RecipeError, match=r"another version of revrnn: it has format 99.*reads 2"):
         run(arguments, out, resume=True)
     (out / "last.pt").write_bytes((out / "best.pt").read_bytes()[:1000])
     with pytest.raises(RecipeError, match=r"last\.pt is no checkpoint, or it is damaged"):
@@ -376,13 +391,9 @@ def test_folders_that_cannot_be_resumed(arguments: Arguments, tmp_path: Path) ->
         run(arguments, out, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("factor", "what"),
-    [(math.nan, "the norm of the gradient is nan"), (1e38, "the norm of the gradient is inf")],
-)
-def test_a_gradient_that_is_no_number(
-    factor: float, what: str, arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def spoil_a_gradient(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the fourth step."""
+
     class Spoilt(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, loss: Tensor) -> Tensor:
@@ -402,12 +413,29 @@ def test_a_gradient_that_is_no_number(
         return (Spoilt.apply(loss) if steps == 4 else loss), state
 
     monkeypatch.setattr(training.LanguageModel, "forward", spoilt)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number(
+    factor: float, arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil_a_gradient(factor, monkeypatch)
     arguments = replace(arguments, model="gru", max_forget_bits=None)
-    with pytest.raises(RecipeError, match=f"{what} at step 3: lower the learning rate"):
+    with pytest.raises(RecipeError, match="the gradient is nan at step 3: lower the learning rate"):
         run(arguments, tmp_path / "run", checkpoint_minutes=0)
     last = checkpoints.load(tmp_path / "run" / "last.pt")
     assert last["progress"]["step"] == 3
     assert all(bool(weight.isfinite().all()) for weight in last["model"].values())
+
+
+def test_a_gradient_of_which_only_the_norm_overflows(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil_a_gradient(1e30, monkeypatch)
+    arguments = replace(arguments, model="gru", max_forget_bits=None)
+    progress = run(arguments, tmp_path / "run", epochs=1)
+    assert progress.epoch == 2
+    assert math.isfinite(progress.validations[0])
 
 
 def test_a_loss_that_is_no_number(

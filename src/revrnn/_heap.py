@@ -21,7 +21,7 @@ the allocator."""
 @cache
 def keep_freed_memory() -> None:
     """Has glibc keep the memory of a step for the next one, as it does by itself in a program that
-    has ever freed a tensor of 32 MiB. Once a process. Streaming does without: its steps are long,
-    and memory is what it is for."""
+    has ever freed a tensor of 32 MiB. Once a process. Streaming does not ask for it: its steps are
+    long, and memory is what it is for."""
     if cpu is not None:
         cpu.keep_freed_memory()

@@ -31,6 +31,8 @@ def _plain(tensor: Tensor, dtype: torch.dtype, columns: int = 0) -> bool:
         tensor.device.type == "cpu"
         and tensor.dtype == dtype
         and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and (tensor.data_ptr() != 0 or tensor.numel() == 0)
         and tensor.shape[1:] == ((columns,) if columns else ())
     )
 
@@ -46,16 +48,17 @@ def compact(region: Tensor, fill: Tensor) -> Tensor:
     return out
 
 
-def lay_out(sealed: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Of a sealed segment's fills, int32 (N,): the same as int64, where each row begins, int64
-    (N,), and the sum; -1 for a sum if there is a negative fill, which no tape has."""
+def lay_out(sealed: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
+    """Of the fills (N,) of a sealed segment of ``size`` bytes: the same as int64, and where each
+    row begins, int64 (N,). None if these are not its fills: below 0, or of another sum."""
     if cpu is None or not _plain(sealed, torch.int32):
-        fill = sealed.to(torch.int64)
-        total = -1 if bool((fill < 0).any()) else int(fill.sum())
-        return fill, fill.cumsum(0) - fill, total
+        fill = sealed.to(torch.int64, copy=True)
+        if bool(((fill < 0) | (fill > size)).any()) or int(fill.sum()) != size:
+            return None
+        return fill, fill.cumsum(0) - fill
     fill, begin = torch.empty(2, len(sealed), dtype=torch.int64, device="cpu").unbind(0)
     total = cpu.lay_out(sealed.data_ptr(), len(sealed), fill.data_ptr(), begin.data_ptr())
-    return fill, begin, total
+    return (fill, begin) if total == size else None
 
 
 def pack_lanes(lanes: Tensor) -> Tensor:

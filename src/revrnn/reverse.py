@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -200,10 +199,6 @@ class Plan:
     reports: list[LayerReport] = field(default_factory=list)
     """Filled by a forward pass that keeps something."""
 
-    @cached_property
-    def chunks(self) -> list[Chunk]:
-        return self.stack.chunks(self.batch_sizes)
-
 
 class Recurrence(torch.autograd.Function):
     """``apply(plan, x, *states, *weights) -> (out, *final_states)``.
@@ -220,7 +215,7 @@ class Recurrence(torch.autograd.Function):
         prepared = prepare(stack, weights, backward=False)
         run = Forward(stack, prepared, position, plan.masks, plan.memory)
         out = x.new_empty(len(x), plan.out_units) if plan.out_units else None
-        for chunk in plan.chunks:
+        for chunk in stack.chunks(plan.batch_sizes):
             run.advance(chunk, chunk.of(x), None if out is None else chunk.of(out))
         finals = [to_float(state) for state in run.states]
         if plan.memory is not Memory.NOTHING:
@@ -253,8 +248,9 @@ class Recurrence(torch.autograd.Function):
         run.load(kept.finals, kept.tapes)
         need_x = bool(ctx.needs_input_grad[1])
         d_x = torch.empty_like(kept.x) if need_x else None
-        for index in reversed(range(len(plan.chunks))):
-            chunk = plan.chunks[index]
+        chunks = stack.chunks(plan.batch_sizes)
+        for index in reversed(range(len(chunks))):
+            chunk = chunks[index]
             x = chunk.of(kept.x)
             if plan.memory is Memory.STATES:
                 run.restore(chunk, x, [layer[index] for layer in kept.records], None)
@@ -409,7 +405,7 @@ class _Kept:
             parts = [[next(saved) for _ in range(size)] for size in ctx.tape_counts]
             tapes = open_tapes(plan.stack.tape, parts, None)
         rest_of = list(saved)
-        chunks = len(plan.chunks)
+        chunks = -(-len(plan.batch_sizes) // plan.stack.chunk_size)
         stored: list[list[Tensor]] = [[] for _ in layers]
         records: list[list[Record]] = [[] for _ in layers]
         for index, layer in enumerate(layers):

@@ -196,9 +196,10 @@ class EntropyTape:
         """
         if self._segments and not bool(self.fill.any()):
             self.stack, fill = self._segments.pop()
-            self.fill, self.begin, total = lay_out(fill)
-            if total != len(self.stack):
+            found = lay_out(fill, len(self.stack))
+            if found is None:
                 raise ReversalError.because("the tape says of itself that it has other bytes")
+            self.fill, self.begin = found
 
     def check_rewound(self) -> None:
         """Raise `ReversalError` unless everything is as it was before the forward pass."""

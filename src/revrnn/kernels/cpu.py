@@ -254,7 +254,9 @@ def _address(
         tensor.device.type != "cpu"
         or tensor.dtype != dtype
         or not tensor.is_contiguous()
+        or tensor.is_neg()
         or (shape is not None and tensor.shape != shape)
+        or (tensor.data_ptr() == 0 and tensor.numel() > 0)
     ):
         raise ValueError(
             f"a kernel needs a contiguous CPU tensor of {dtype} and shape {shape}, got "

@@ -14,7 +14,7 @@ import torch
 
 from revrnn.recipes.errors import RecipeError
 
-FORMAT = 3
+FORMAT = 2
 """Raised whenever what a checkpoint holds changes its meaning."""
 
 LAST, BEST, LOCK = "last.pt", "best.pt", "lock"

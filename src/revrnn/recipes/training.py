@@ -387,7 +387,8 @@ class _Run:
         if saved is not None:
             self.model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-            fabric.strategy.precision.load_state_dict(saved["precision"])
+            if saved.get("precision"):
+                fabric.strategy.precision.load_state_dict(saved["precision"])
             self.progress = Progress.restored(saved["progress"])
             self.state = fabric.to_device(_map(saved["state"], self._own_rows))
         # `wrapped` synchronises gradients between processes; `model` is the same weights.
@@ -452,14 +453,21 @@ class _Run:
         norm = fabric.clip_gradients(
             self.wrapped, self.optimizer, max_norm=arguments.clip, error_if_nonfinite=False
         )
-        # Of the whole batch, so all processes see the same. A scaler leaves such a step out itself.
-        if getattr(fabric.strategy.precision, "scaler", None) is None:
-            self._finite("the norm of the gradient", float(cast(Tensor, norm)))
+        # Of the whole batch, so all processes see the same. Where only the norm overflows, clipping
+        # has made the step none; a scaler leaves it out itself.
+        scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
+        if not (scaled or math.isfinite(float(cast(Tensor, norm)))):
+            self._finite("the gradient", self._sum_of_gradients())
         for group in self.optimizer.param_groups:
             group["lr"] = progress.learning_rate * length / arguments.length
         self.optimizer.step()
         self._count_tape()
         return value
+
+    def _sum_of_gradients(self) -> float:
+        """A number if they are."""
+        gradients = (parameter.grad for parameter in self.model.parameters())
+        return sum(float(part.sum()) for part in gradients if part is not None)
 
     def _finite(self, name: str, value: float) -> None:
         """Before weights that are no numbers, or lead to none, reach a checkpoint."""
@@ -719,13 +727,15 @@ class Trained:
     progress: Progress
     fingerprint: str
     """Of the corpus it was trained on."""
+    scaled: bool
+    """Whether its loss was scaled, as in float16: on CPUs 16 bits are those of bfloat16."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision it was trained in, which its validation had, too."""
         if self.arguments.precision == "32":
             return nullcontext()
         device = self.model.head.bias.device.type
-        short = self.arguments.precision == "16" and device != "cpu"  # as Fabric has it
+        short = self.scaled and device != "cpu"
         return torch.autocast(device, torch.float16 if short else torch.bfloat16)
 
 
@@ -738,4 +748,7 @@ def load(folder: Path, device: str = "cpu") -> Trained:
     model = LanguageModel(arguments.model_config(len(vocabulary)))
     model.load_state_dict(saved["model"])
     progress = Progress.restored(saved["progress"])
-    return Trained(arguments, model.to(device).eval(), vocabulary, progress, saved["corpus"])
+    scaled = bool(saved.get("precision"))
+    return Trained(
+        arguments, model.to(device).eval(), vocabulary, progress, saved["corpus"], scaled
+    )
