@@ -16,7 +16,11 @@ pytest.importorskip("lightning_fabric")
 from revrnn import lm_table
 from revrnn.recipes.training import Arguments
 
-COMMITTED = ("gru", "revgru-2bit", "lstm", "revlstm-3bit")
+SMALL = ("gru", "revgru-2bit", "lstm", "revlstm-3bit")
+ALL_LIMITS = (
+    *("gru", "revgru-2bit", "revgru-5bit", "revgru-nolimit"),
+    *("lstm", "revlstm-3bit", "revlstm-5bit", "revlstm-nolimit"),
+)
 
 
 def write(
@@ -116,7 +120,14 @@ def test_folders_that_say_too_little(tmp_path: Path, text: str) -> None:
         lm_table.table([folder])
 
 
-def test_the_page_shows_the_committed_runs() -> None:
+@pytest.mark.parametrize(
+    ("folder", "names", "epochs"),
+    [("no-dropconnect", SMALL, 8), ("no-dropconnect", ALL_LIMITS, 4), (".", SMALL, None)],
+)
+def test_the_page_shows_the_committed_runs(
+    folder: str, names: tuple[str, ...], epochs: int | None
+) -> None:
     root = Path(__file__).resolve().parents[1]
-    folders = [root / "results" / "ptb" / name for name in COMMITTED]
-    assert lm_table.table(folders) in (root / "docs" / "language_models.md").read_text()
+    folders = [root / "results" / "ptb" / folder / name for name in names]
+    page = (root / "docs" / "language_models.md").read_text()
+    assert lm_table.table(folders, epochs) in page
