@@ -250,19 +250,20 @@ def _address(
     """The address of a contiguous CPU tensor of this dtype and shape; 0 for None."""
     if tensor is None:
         return 0
+    address = tensor.data_ptr()
     if (
         tensor.device.type != "cpu"
         or tensor.dtype != dtype
         or not tensor.is_contiguous()
         or tensor.is_neg()
         or (shape is not None and tensor.shape != shape)
-        or (tensor.data_ptr() == 0 and tensor.numel() > 0)
+        or (address == 0 and tensor.numel() > 0)
     ):
         raise ValueError(
             f"a kernel needs a contiguous CPU tensor of {dtype} and shape {shape}, got "
             f"{tensor.dtype} {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}"
         )
-    return tensor.data_ptr()
+    return address
 
 
 def _rows_address(tensor: Tensor | None, rows: int, most: int) -> tuple[int, int, int]:
